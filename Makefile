@@ -1,0 +1,55 @@
+# Everything a person runs. A fresh machine needs make, Python 3.11 and a C++ compiler; `make setup` checks the rest.
+# Another interpreter: make PYTHON=/path/to/python3.11 setup
+
+# Absolute, because PATH changes below and must not lead set-up into the environment that it makes.
+SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(SYSTEM_PYTHON)
+RUN := .venv/bin/python
+
+# DeepSpeed looks for ninja on PATH and for its compiled pieces in TORCH_EXTENSIONS_DIR.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/.venv/torch_extensions
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-long check lint format bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## check the machine, make .venv and .venv-sandbox, compile DeepSpeed's C++ pieces
+	@test -n "$(PYTHON)" || { echo "make: no python3.11 or python3 on PATH: apt-get install python3.11 python3.11-venv python3.11-dev" >&2; exit 1; }
+	@"$(PYTHON)" scripts/setup.py
+
+demo: setup ## train and evaluate a tiny model with real vLLM, DeepSpeed and sandbox, into runs/demo-<time>
+	@$(RUN) -m engine run engine/recipes/demo.toml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: setup ## every test but the long ones
+	@$(RUN) -m pytest -m "not long"
+
+test-long: setup ## the tests that take more than a few minutes each
+	@$(RUN) -m pytest -m long
+
+check: lint ## what to run before a commit: lint, types, import contracts, fast tests (under 3 minutes)
+	@$(RUN) -m pytest -q -m "not e2e and not long"
+
+lint: setup ## ruff, mypy and the import contracts
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@.venv/bin/lint-imports
+
+format: setup ## let ruff sort imports and format the code
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+bench: setup ## run the benchmarks, write benchmarks/results.json
+	@$(RUN) -m benchmarks --json benchmarks/results.json
+
+lock: ## resolve requirements/*.in anew into requirements/*.lock, in a throw-away environment
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && "$(PYTHON)" -m venv "$$folder" \
+		&& "$$folder/bin/python" -m pip install --quiet --upgrade pip \
+		&& "$$folder/bin/python" scripts/lock.py
+
+clean: ## remove both environments and the tools' caches; runs/ stays
+	rm -rf .venv .venv-sandbox .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find engine sandbox platform scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

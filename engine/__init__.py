@@ -1,0 +1,1 @@
+"""The RL engine: rollouts, rewards, GRPO-RoC, learner, stages. Never imports Django."""

@@ -1,0 +1,1 @@
+"""The engine's public door: jobs, events, commands, trajectories. pydantic and the standard library only."""

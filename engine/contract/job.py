@@ -1,0 +1,351 @@
+"""A recipe (what a person writes, TOML) and a job (what an engine runs, JSON): the public door of the engine.
+
+Every field carries its unit and meaning once, here; forms, command-line help and documentation are made from it.
+Leaves out defaults that depend on the machine: those are said where they are decided.
+"""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from engine.contract.base import Strict
+from sandbox.contract import Limits
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Operations = Annotated[
+    dict[Annotated[int, Field(ge=1, le=6)], PositiveFloat],
+    Field(min_length=1, description="Number of chained operations -> relative weight (arithmetic problems)."),
+]
+
+
+class RecipeError(Exception):
+    """A recipe that cannot be run; ``problems`` names every wrong field and what was expected."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(f"{source}:\n" + "\n".join(f"  {problem}" for problem in problems))
+        self.problems = problems
+
+
+def from_recipe_folder(path: Path, info: ValidationInfo) -> Path:
+    """An absolute path: the resolved recipe in a run folder must mean the same from anywhere."""
+    folder = (info.context or {}).get("folder")
+    return (folder / path).resolve() if folder else path
+
+
+class TinyModel(Strict):
+    """A Qwen3-architecture model made from nothing, with its own byte-level BPE tokenizer."""
+
+    kind: Literal["tiny-qwen3"]
+    vocab_size: int = Field(default=1024, ge=300, description="Tokens; 256 of them are bytes.")
+    hidden_size: PositiveInt = Field(default=128, description="Width of the residual stream.")
+    layers: PositiveInt = Field(default=3, description="Transformer blocks.")
+    heads: PositiveInt = Field(default=4, description="Attention heads, as many key/value heads.")
+    ffn_size: PositiveInt = Field(default=384, description="Width of the feed-forward layer.")
+    context_tokens: int = Field(
+        default=512, ge=64, description="Longest prompt and response together, tokens."
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}")
+        return self
+
+
+class FolderModel(Strict):
+    """A Hugging Face folder: config.json, model.safetensors, tokenizer.json with the protocol's tags."""
+
+    kind: Literal["folder"]
+    path: Path = Field(description="Folder of the model; a relative path is taken from the recipe's folder.")
+    context_tokens: int = Field(
+        default=512, ge=64, description="Longest prompt and response together, tokens."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _from_recipe(cls, path: Path, info: ValidationInfo) -> Path:
+        return from_recipe_folder(path, info)
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        missing = [n for n in ("config.json", "tokenizer.json") if not (self.path / n).is_file()]
+        if missing:
+            raise ValueError(f"{self.path} is no model folder: {', '.join(missing)} missing")
+        return self
+
+
+Model = Annotated[TinyModel | FolderModel, Field(discriminator="kind")]
+
+
+class ArithmeticProblems(Strict):
+    """Generated problems whose answer a short Python program computes (``engine.data.arithmetic``)."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    operations: Operations = {1: 0.45, 2: 0.4, 3: 0.15}
+
+
+class FileProblems(Strict):
+    """Problems from a JSONL file with ``problem`` and ``answer`` in every line."""
+
+    kind: Literal["file"]
+    path: Path = Field(description="JSONL file; a relative path is taken from the recipe's folder.")
+
+    @field_validator("path")
+    @classmethod
+    def _from_recipe(cls, path: Path, info: ValidationInfo) -> Path:
+        return from_recipe_folder(path, info)
+
+
+Problems = Annotated[ArithmeticProblems | FileProblems, Field(discriminator="kind")]
+
+
+class PlantedErrors(Strict):
+    """How the SFT trajectories go wrong on purpose: RL is then seen to remove what is planted here."""
+
+    wrong_operation: Share = Field(
+        default=0.3, description="Probability that an operation is computed wrongly."
+    )
+    buggy_call: Share = Field(default=0.4, description="Probability that the first program fails.")
+    invalid_json: Share = Field(default=0.05, description="Probability that a tool call is not valid JSON.")
+    buggy_retry: Share = Field(default=0.3, description="Probability that a retry fails again.")
+    give_up: Share = Field(default=0.15, description="Probability of guessing after a failed call.")
+    no_tool: Share = Field(default=0.05, description="Probability of guessing without any call.")
+    doubled_answer: Share = Field(default=0.08, description="Probability that the answer is given twice.")
+
+
+class Stage(Strict):
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Unique within the recipe.")
+
+
+class SftStage(Stage):
+    """Supervised fine-tuning on generated, unfiltered trajectories (non-reasoning SFT of the paper)."""
+
+    kind: Literal["sft"]
+    steps: PositiveInt = Field(description="Optimizer steps.")
+    examples: PositiveInt = Field(default=4000, description="Trajectories generated.")
+    problems: ArithmeticProblems = ArithmeticProblems()
+    planted: PlantedErrors = PlantedErrors()
+    batch_size: PositiveInt = Field(default=24, description="Trajectories a step.")
+    max_tokens: PositiveInt = Field(
+        default=320, description="Longer trajectories are left out, prompt included."
+    )
+    learning_rate: PositiveFloat = Field(
+        default=4e-3, description="Adam's rate for embeddings, norms and head."
+    )
+    muon_learning_rate: PositiveFloat = Field(
+        default=0.02, description="Muon's rate for the layers' matrices."
+    )
+    warmup_steps: int = Field(default=30, ge=0, description="Linear warm-up, steps.")
+    decay_share: Share = Field(default=0.4, description="Last share of the steps with a linear decay to 0.")
+    checkpoint_every: PositiveInt = Field(default=50, description="Steps between checkpoints.")
+
+
+class RocDownsampling(Strict):
+    """Resampling on Correct, the paper's section 2.2."""
+
+    kind: Literal["roc"] = "roc"
+    mode: Literal["drawn", "sorted"] = Field(default="drawn", description="`sorted` is the release's rule.")
+    min_per_class: int = Field(default=1, ge=0, description="Least rollouts kept of each class.")
+    eps: PositiveFloat = Field(default=0.05, description="Added to the penalty before its inverse is taken.")
+
+
+class UniformDownsampling(Strict):
+    """The same quotas as RoC without its penalties: the control."""
+
+    kind: Literal["uniform"]
+    min_per_class: int = Field(default=1, ge=0, description="Least rollouts kept of each class.")
+
+
+class KeepAll(Strict):
+    """Plain GRPO: every rollout of a group with unequal rewards."""
+
+    kind: Literal["keep_all"]
+
+
+Downsampling = Annotated[RocDownsampling | UniformDownsampling | KeepAll, Field(discriminator="kind")]
+
+
+class RlStage(Stage):
+    """GRPO-RoC with the Python tool."""
+
+    kind: Literal["rl"]
+    steps: PositiveInt = Field(description="Rollout batches, each with its update.")
+    problems: Problems = ArithmeticProblems()
+    problems_per_step: PositiveInt = Field(default=12, description="Groups a step.")
+    rollouts_per_problem: int = Field(
+        default=16, ge=2, description="Rollouts sampled in a group (the paper's 2G)."
+    )
+    keep_per_problem: PositiveInt = Field(default=8, description="Rollouts kept in a group (the paper's G).")
+    max_response_tokens: PositiveInt = Field(description="Longest response, tool tokens included.")
+    max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
+    max_calls_per_turn: PositiveInt = Field(
+        default=4, description="Tool calls run in one turn; others are refused."
+    )
+    tool_response_chars: PositiveInt = Field(
+        default=200, description="Tool text over this is cut in its middle."
+    )
+    temperature: PositiveFloat = Field(
+        default=1.0, description="Sampling temperature; top-p and top-k stay off."
+    )
+    downsampling: Downsampling = RocDownsampling()
+    advantage_norm: Literal["std", "none"] = Field(default="std", description="`none` is Dr. GRPO.")
+    clip_low: Share = Field(default=0.2, description="The ratio's lower bound is 1 - clip_low.")
+    clip_high: PositiveFloat = Field(default=0.28, description="The ratio's upper bound is 1 + clip_high.")
+    updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps on one rollout batch.")
+    learning_rate: PositiveFloat = Field(default=5e-4, description="AdamW's rate.")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="AdamW's moments.")
+    warmup_steps: int = Field(default=0, ge=0, description="Linear warm-up, rollout steps.")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Gradient clipping, global 2-norm.")
+    scale_by_informative: bool = Field(
+        default=True, description="Multiply the rate by min(1, 2 x share of groups kept), for tiny batches."
+    )
+    checkpoint_every: PositiveInt = Field(default=1, description="Steps between checkpoints.")
+    max_logprob_gap: PositiveFloat = Field(
+        default=1e-4,
+        description="Largest fp32 difference of sampler and learner on a sampled token; over it, stop.",
+    )
+
+    @model_validator(mode="after")
+    def _keeps_fewer(self) -> Self:
+        if self.keep_per_problem > self.rollouts_per_problem:
+            raise ValueError(
+                f"keep_per_problem {self.keep_per_problem} > rollouts_per_problem {self.rollouts_per_problem}"
+            )
+        if self.downsampling.kind == "keep_all" and self.keep_per_problem != self.rollouts_per_problem:
+            raise ValueError("downsampling keep_all wants keep_per_problem = rollouts_per_problem")
+        return self
+
+
+class EvalStage(Stage):
+    """Held-out problems, sampled and greedy. They never occur in training data of the same recipe."""
+
+    kind: Literal["eval"]
+    problems: Problems = ArithmeticProblems()
+    count: PositiveInt = Field(default=128, description="Held-out problems.")
+    samples: int = Field(default=1, ge=0, description="Sampled rollouts a problem; 0 for greedy only.")
+    greedy: bool = Field(default=True, description="One greedy rollout a problem besides.")
+    temperature: PositiveFloat = Field(default=1.0, description="Temperature of the sampled rollouts.")
+    max_response_tokens: PositiveInt = Field(
+        default=160, description="Longest response, tool tokens included."
+    )
+    max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
+    max_calls_per_turn: PositiveInt = Field(
+        default=4, description="Tool calls run in one turn; others are refused."
+    )
+    tool_response_chars: PositiveInt = Field(
+        default=200, description="Tool text over this is cut in its middle."
+    )
+    problem_seed: int = Field(
+        default=99, description="Equal seeds give equal problems, so stages can be compared."
+    )
+
+
+AnyStage = Annotated[SftStage | RlStage | EvalStage, Field(discriminator="kind")]
+
+
+class RolloutResources(Strict):
+    """Processes that sample."""
+
+    kind: Literal["vllm", "scripted"] = Field(
+        default="vllm", description="`scripted` is for tests: no model."
+    )
+    engines: PositiveInt = Field(default=1, description="Rollout engine processes.")
+    kv_cache_mb: PositiveInt = Field(default=256, description="KV cache of each engine, MiB.")
+    max_running: PositiveInt = Field(default=256, description="Most rollouts in flight in one engine.")
+    retries: int = Field(default=2, ge=0, description="Times a rollout that we spoiled is done again.")
+    start_timeout_s: PositiveFloat = Field(default=300, description="Seconds an engine may take to start.")
+
+
+class SandboxResources(Strict):
+    """The private sandbox node."""
+
+    slots: PositiveInt = Field(default=4, description="Programs run at the same time.")
+    limits: Limits = Limits(wall_s=5, cpu_s=5, memory_mb=512)
+
+
+class LearnerResources(Strict):
+    threads: PositiveInt = Field(default=2, description="OpenMP threads of the learner.")
+    micro_batch_tokens: PositiveInt = Field(default=8192, description="Padded tokens of one forward pass.")
+
+
+class Recipe(Strict):
+    """Model, ordered stages, resources: all that a run is determined by."""
+
+    name: str = Field(min_length=1, max_length=80)
+    seed: int = Field(default=0, ge=0, description="Seeds data, sampling of problems and initial weights.")
+    notes: tuple[str, ...] = Field(default=(), description="What a reader of the results must know.")
+    model: Model
+    stages: tuple[AnyStage, ...] = Field(min_length=1)
+    rollout: RolloutResources = RolloutResources()
+    sandbox: SandboxResources = SandboxResources()
+    learner: LearnerResources = LearnerResources()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [stage.name for stage in self.stages]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"stage names must be unique, given twice: {', '.join(twice)}")
+        for stage in self.stages:
+            length = stage.max_tokens if isinstance(stage, SftStage) else stage.max_response_tokens
+            if length > self.model.context_tokens:
+                raise ValueError(
+                    f"stage {stage.name}: {length} tokens do not fit context_tokens {self.model.context_tokens}"
+                )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class JobSpec(Strict):
+    """A recipe bound to a run: what is in the run folder's ``job.json``."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    created_at: float = Field(description="Unix time, seconds.")
+    digest: str
+    recipe: Recipe
+
+
+def describe(error: ValidationError) -> list[str]:
+    """One line a wrong field: its place in the file, what was expected, what was given."""
+    lines = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"]) or "recipe"
+        given = (
+            ""
+            if item["type"] in ("missing", "extra_forbidden", "value_error")
+            else f" (given: {item['input']!r:.80})"
+        )
+        lines.append(f"{place}: {item['msg']}{given}")
+    return lines
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a TOML recipe. Raises ``RecipeError`` that names every wrong field, or the line of bad TOML."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), [f"is not TOML: {error}"]) from error
+    try:
+        return Recipe.model_validate(data, context={"folder": path.parent})
+    except ValidationError as error:
+        raise RecipeError(str(path), describe(error)) from error

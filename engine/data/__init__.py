@@ -1,0 +1,1 @@
+"""Problems, SFT trajectories, tokenizer and rendering. Reaches no torch and no transformers."""

@@ -1,0 +1,82 @@
+"""Text to token ids and back: one renderer for SFT and rollouts, so that both see the same ids.
+
+Structure (headers, end marks, response tags) is put together from ids; text of a problem or a tool is encoded with
+control tokens switched off, so that ``<|im_end|>`` printed by a program stays text. The policy's own text is the one
+exception: in SFT its tags are control tokens. Leaves out chat templates of other model families.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.contract.base import visible
+from engine.data.protocol import CONTROL_TOKENS, END, START, SYSTEM
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of an SFT trajectory: ``assistant`` with its text, or ``tool`` with the responses of all its calls."""
+
+    role: str
+    texts: tuple[str, ...]
+
+
+class Renderer:
+    """Renders the protocol with one tokenizer. Not shared between threads (it owns two tokenizer objects)."""
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._plain = Tokenizer.from_file(str(tokenizer_file))
+        self._plain.encode_special_tokens = True
+        self._control = {token: self._control_id(token) for token in CONTROL_TOKENS}
+        self.end_id = self._control[END]
+
+    def _control_id(self, token: str) -> int:
+        found: int | None = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise ValueError(f"the tokenizer has no token {token}; the protocol's tags must be single tokens")
+        return found
+
+    def text(self, text: str) -> list[int]:
+        """Ids of foreign text: control tokens in it stay text."""
+        return list(self._plain.encode(visible(text), add_special_tokens=False).ids)
+
+    def policy_text(self, text: str) -> list[int]:
+        """Ids of text in the policy's own voice: tags are control tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def _header(self, role: str) -> list[int]:
+        return [self._control[START], *self.text(f"{role}\n")]
+
+    def _message(self, role: str, body: list[int]) -> list[int]:
+        return [*self._header(role), *body, self.end_id, *self.text("\n")]
+
+    def prompt(self, problem: str) -> list[int]:
+        """System, user and the assistant's header: everything before the first sampled token."""
+        system = self._message("system", self.policy_text(SYSTEM))
+        return [*system, *self._message("user", self.text(problem)), *self._header("assistant")]
+
+    def tool_turn(self, responses: Sequence[str]) -> list[int]:
+        """What follows an assistant turn's end mark: tool responses under the user role, then the next header."""
+        opening, closing = self._control["<tool_response>"], self._control["</tool_response>"]
+        body = [token for response in responses for token in (opening, *self.text(response), closing)]
+        return [*self.text("\n"), *self._message("user", body), *self._header("assistant")]
+
+    def conversation(self, problem: str, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """A whole SFT trajectory: ids, and which of them the policy is trained on (its own text and end marks)."""
+        ids = self.prompt(problem)
+        trained = [False] * len(ids)
+        for message in messages:
+            own = message.role == "assistant"
+            part = (
+                [*self.policy_text(message.texts[0]), self.end_id] if own else self.tool_turn(message.texts)
+            )
+            ids += part
+            trained += [own] * len(part)
+        return ids, trained

@@ -1,0 +1,18 @@
+"""What a process of ours needs in its environment, set by itself, whoever starts it (a shell, Celery, Slurm).
+
+DeepSpeed finds ninja only on PATH and its compiled pieces only through TORCH_EXTENSIONS_DIR (the default is per HOME).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def prepare_environment() -> None:
+    """Put the interpreter's own environment first. Call before torch is imported; keeps what the caller has set."""
+    prefix = Path(sys.prefix)
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if str(prefix / "bin") not in folders[:1]:
+        os.environ["PATH"] = os.pathsep.join([str(prefix / "bin"), *folders])
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(prefix / "torch_extensions"))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")

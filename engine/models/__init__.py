@@ -1,0 +1,1 @@
+"""Models made or opened: everything that knows architectures."""

@@ -1,0 +1,148 @@
+"""An honest twin of a rollout engine: no model, no process, the same promises.
+
+A policy is a function from prompt ids, weight version and a random source to token ids. What it gets is
+deterministic: the random source is seeded by the engine's ``seed``, the loaded weights' bytes, the prompt
+and, unless the request is greedy, the weight version, the temperature and the request's ``replica``. So
+neither the order of requests nor the engine that serves one changes what is sampled, and greedy answers
+depend on the weights alone.
+
+Every token has log-probability ``LOGPROB``. Leaves out anything a real engine does with time, unless
+``pace`` does it.
+"""
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest, Generation
+from engine.rollout.vllm_engine import check_fits
+
+LOGPROB = -math.log(4)
+
+Policy = Callable[[list[int], int, random.Random], list[int]]
+Pace = Callable[[GenerateRequest], Awaitable[None]]
+
+
+async def _at_once(_: GenerateRequest) -> None:
+    await asyncio.sleep(0)
+
+
+class ScriptedEngine:
+    """Samples what its policy says. Tests hold requests up by ``pace``, and end it by ``die``."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        *,
+        seed: int = 0,
+        capacity: EngineCapacity | None = None,
+        pace: Pace = _at_once,
+    ) -> None:
+        self.name = name
+        self.revivable = True
+        self.starts = 0
+        self._policy = policy
+        self._seed = seed
+        self._capacity = capacity or EngineCapacity(kv_blocks=1025, block_tokens=16, max_model_tokens=512)
+        self._pace = pace
+        self._dead = asyncio.Event()
+        self._dead.set()
+        self._running = 0
+        self._generated = 0
+        self._idle = asyncio.Event()
+        self._accepting = asyncio.Event()
+        self._version = 0
+        self._weights = ""
+
+    async def start(self) -> None:
+        if not self.revivable:
+            raise EngineUnavailable(f"engine {self.name} does not start")
+        self.starts += 1
+        self._running, self._generated, self._version, self._weights = 0, 0, 0, ""
+        self._dead, self._idle, self._accepting = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._accepting.set()
+
+    def die(self) -> None:
+        """From now on, requests under way included, everything fails until the next start."""
+        self._dead.set()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        check_fits(request, self._capacity.max_model_tokens)
+        await self._alive(self._accepting.wait())
+        self._running += 1
+        self._idle.clear()
+        dead = self._dead
+        try:
+            await self._alive(self._pace(request))
+            return self._sample(request)
+        finally:
+            if dead is self._dead:  # a request of before a restart counts no longer
+                self._running -= 1
+                if not self._running:
+                    self._idle.set()
+
+    def _sample(self, request: GenerateRequest) -> Generation:
+        policy = self._policy(list(request.prompt_ids), self._version, self._random(request))
+        ids = _cut(policy, request)
+        stopped = bool(ids) and ids[-1] in request.stop_token_ids
+        self._generated += len(ids)
+        finish = FinishReason.stop if stopped else FinishReason.length
+        return Generation(ids, [LOGPROB] * len(ids), finish, self._version)
+
+    def _random(self, request: GenerateRequest) -> random.Random:
+        key: list[object] = [self._seed, self._weights, list(request.prompt_ids)]
+        if request.temperature > 0:
+            key += [self._version, request.temperature, request.replica]
+        return random.Random(repr(key))
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """As the real one: requests under way end first, others wait and get the new weights."""
+        self._accepting.clear()
+        await self._alive(self._idle.wait())
+        files = await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors")))
+        if not files:
+            self.die()
+            raise EngineUnavailable(f"engine {self.name}: no weights in {folder}")
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(await asyncio.to_thread(file.read_bytes))
+        self._weights, self._version = digest.hexdigest(), version
+        self._accepting.set()
+
+    async def capacity(self) -> EngineCapacity:
+        await self._alive(asyncio.sleep(0))
+        return self._capacity
+
+    async def metrics(self) -> dict[str, float]:
+        await self._alive(asyncio.sleep(0))
+        idle = {"waiting": 0.0, "kv_usage": 0.0, "preemptions": 0.0}
+        return {**idle, "running": float(self._running), "generated_tokens": float(self._generated)}
+
+    async def close(self) -> None:
+        self.die()
+
+    async def _alive(self, work: Awaitable[object]) -> None:
+        """Wait for ``work``, but no longer than we live."""
+        working = asyncio.ensure_future(work)
+        dying = asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                raise EngineUnavailable(f"engine {self.name} is dead")
+            await working
+        finally:
+            for task in (working, dying):
+                task.cancel()
+            await asyncio.gather(working, dying, return_exceptions=True)
+
+
+def _cut(policy: list[int], request: GenerateRequest) -> list[int]:
+    """The policy's tokens to the first stop token (put there if missing), at most ``max_tokens``."""
+    stops = [place for place, token in enumerate(policy) if token in request.stop_token_ids]
+    ended = policy[: stops[0] + 1] if stops else [*policy, *request.stop_token_ids[:1]]
+    return ended[: request.max_tokens]

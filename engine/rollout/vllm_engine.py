@@ -1,0 +1,287 @@
+"""vLLM's own API server as a rollout engine: a guarded process, asked over a unix socket.
+
+Token ids in and out, so no tokenizer is loaded and no text is ever encoded again. What is decided here and
+why:
+
+* ``--generation-config vllm`` and ``ignore_eos``: nothing in the model's folder (top-k, top-p, other end
+  tokens) may change what is sampled; the stop tokens of the request alone end a turn.
+* ``--seed`` differs between engines and between starts of one engine. With vLLM's default of 0 two engines
+  would draw the same random numbers, and a restarted one its first ones again. Requests carry no seed: on
+  CPU that kills vLLM.
+* TORCHDYNAMO_DISABLE on CPU: vLLM compiles its log-probability ranking even with ``--enforce-eager``, which
+  makes the first request take 15 s (measured: 0.5 s without, at the same throughput later).
+* New weights: pause (running turns end first), reload, set the version, reset the prefix cache, resume. A
+  reload that fails kills vLLM's worker, so the engine must be restarted after any error here; the pool does
+  that.
+* A connection for each request: a kept one that the server closes in that moment looks like a dead server.
+
+Leaves out restarting (``pool.py``) and tensor parallelism over devices.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest, Generation
+from engine.rollout.guarded import GuardedProcess
+
+SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket on Linux."""
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
+_QUICK_S = 10.0
+_LONGEST_NAME_IN_FOLDER = 48  # vLLM's own sockets there are named by a UUID
+_METRIC = re.compile(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_METRICS = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "kv_usage": "kv_cache_usage_perc",
+    "preemptions": "num_preemptions_total",
+    "generated_tokens": "generation_tokens_total",
+    "prefix_queries": "prefix_cache_queries_total",
+    "prefix_hits": "prefix_cache_hits_total",
+}
+
+
+class VllmEngine:
+    """One vLLM server. ``runtime_folder`` gets its log; its sockets lie in a private folder."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model_folder: Path,
+        runtime_folder: Path,
+        kv_cache_mb: int,
+        max_model_tokens: int,
+        max_running: int = 256,
+        start_timeout_s: float = 300.0,
+        request_timeout_s: float = 600.0,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.log_file = runtime_folder.absolute() / f"{name}.log"
+        self._model_folder = model_folder.absolute()
+        self._kv_cache_mb = kv_cache_mb
+        self._max_model_tokens = max_model_tokens
+        self._max_running = max_running
+        self._start_timeout_s = start_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._dtype = dtype
+        self._seed = seed
+        self._starts = 0
+        self._private = private_folder(f"{self.log_file}")
+        self._socket = self._private / "api.sock"
+        self._process: GuardedProcess | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    def command(self) -> list[str]:
+        """The server's command line."""
+        self._starts += 1
+        seed = random.Random(f"{self._seed}:{self.name}:{self._starts}").getrandbits(31)
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self._model_folder), "--served-model-name", "policy", "--skip-tokenizer-init"),
+            *("--dtype", self._dtype, "--enforce-eager", "--generation-config", "vllm", "--seed", str(seed)),
+            *("--max-model-len", str(self._max_model_tokens), "--max-num-seqs", str(self._max_running)),
+            *("--kv-cache-memory-bytes", str(self._kv_cache_mb << 20)),
+            *("--logprobs-mode", "processed_logprobs", "--uds", str(self._socket), "--enable-scale-out"),
+        ]
+
+    async def start(self) -> None:
+        """Be healthy and warm, serving the model folder's weights as version 0."""
+        await self.close()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._private)
+        folder = str(self._private)
+        self._process = GuardedProcess(
+            self.command(),
+            environment={**os.environ, **ENVIRONMENT, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder},
+            log_file=self.log_file,
+        )
+        await self._process.start()
+        connector = aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True)
+        self._session = aiohttp.ClientSession("http://engine", connector=connector)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._until_healthy(self._process)
+                await self._set_version(0)
+                await self.generate(GenerateRequest([0], max_tokens=1, temperature=0, stop_token_ids=()))
+        except TimeoutError:
+            words = f"not ready after {self._start_timeout_s:g} s: {self._process.last_words()}"
+            await self.close()
+            raise EngineUnavailable(f"engine {self.name}: {words}") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _until_healthy(self, process: GuardedProcess) -> None:
+        look_s = _FIRST_LOOK_S
+        while not await self._healthy():
+            if await process.ended_within(look_s):
+                raise EngineUnavailable(f"engine {self.name} died at its start: {process.last_words()}")
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+
+    async def _healthy(self) -> bool:
+        try:
+            await self._ask("GET", "/health", timeout_s=_QUICK_S)
+        except EngineUnavailable:  # not yet; the caller watches the process and the clock
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the server and everything that it started. May be called twice."""
+        session, self._session = self._session, None
+        process, self._process = self._process, None
+        if session:
+            await session.close()
+        if process:
+            await process.close()
+            await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """One turn. Cancelling it ends it in the server too. ``ValueError`` if it overruns the context."""
+        check_fits(request, self._max_model_tokens)
+        body = {
+            "token_ids": list(request.prompt_ids),
+            "sampling_params": {
+                "temperature": request.temperature,
+                "max_tokens": request.max_tokens,
+                "logprobs": 0,
+                "stop_token_ids": list(request.stop_token_ids),
+                "ignore_eos": True,
+                "detokenize": False,
+            },
+        }
+        answer = await self._ask("POST", "/inference/v1/generate", json=body)
+        try:
+            return read_generation(json.loads(answer))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise self._failure(f"unreadable answer ({error!r}): {answer[:200]}") from error
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Running turns end with the old weights; requests that come meanwhile wait and get the new ones."""
+        await self._ask("POST", "/pause?mode=wait")
+        await self._ask("POST", "/collective_rpc", json=_reload(folder))
+        await self._set_version(version)
+        await self._ask("POST", "/reset_prefix_cache")
+        await self._ask("POST", "/resume")
+
+    async def capacity(self) -> EngineCapacity:
+        labels, _ = _read_metrics(await self._ask("GET", "/metrics", timeout_s=_QUICK_S))
+        config = labels.get("cache_config_info", {})
+        try:
+            blocks, tokens = int(config["num_gpu_blocks"]), int(config["block_size"])
+        except (KeyError, ValueError) as error:
+            raise self._failure(f"says nothing usable of its KV cache ({error!r})") from error
+        return EngineCapacity(blocks, tokens, self._max_model_tokens)
+
+    async def metrics(self) -> dict[str, float]:
+        _, values = _read_metrics(await self._ask("GET", "/metrics", timeout_s=_QUICK_S))
+        return {name: values[theirs] for name, theirs in _METRICS.items() if theirs in values}
+
+    async def _set_version(self, version: int) -> None:
+        await self._ask("POST", "/update_weight_version", json={"new_version": str(version)})
+
+    async def _ask(self, method: str, path: str, *, json: Any = None, timeout_s: float | None = None) -> str:
+        """Text of a 200 answer; everything else is ``EngineUnavailable``."""
+        if self._session is None:
+            raise EngineUnavailable(f"engine {self.name} is not running")
+        limit = aiohttp.ClientTimeout(total=timeout_s or self._request_timeout_s)
+        try:
+            async with self._session.request(method, path, json=json, timeout=limit) as answer:
+                text = await answer.text()
+        except TimeoutError as error:
+            raise self._failure(f"{path} took more than {limit.total:g} s") from error
+        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
+            raise self._failure(f"{path}: {error!r}") from error
+        if answer.status != 200:
+            raise self._failure(f"{path} answered {answer.status}: {text[:500]}")
+        return text
+
+    def _failure(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"engine {self.name}: {what} (log: {self.log_file})")
+
+
+def _reload(folder: Path) -> dict[str, Any]:
+    """The call in every worker; the server's own working directory is another one than ours."""
+    return {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
+
+
+def check_fits(request: GenerateRequest, max_model_tokens: int) -> None:
+    """A request that overruns the context is its caller's mistake and is never sent."""
+    prompt, more = len(request.prompt_ids), request.max_tokens
+    if not prompt or more < 1:
+        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: nothing to do")
+    if prompt + more > max_model_tokens:
+        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: over the context of {max_model_tokens}")
+
+
+def read_generation(answer: Any) -> Generation:
+    """The one choice of an answer of ``/inference/v1/generate``."""
+    choice = answer["choices"][0]
+    ids = [int(token) for token in choice["token_ids"] or ()]
+    content = (choice["logprobs"] or {}).get("content") or ()
+    logprobs = [float(entry["logprob"]) for entry in content]
+    if len(logprobs) != len(ids):
+        raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
+    return Generation(ids, logprobs, FinishReason(choice["finish_reason"]), _one_version(choice, ids))
+
+
+def _one_version(choice: Any, ids: Sequence[int]) -> int:
+    versions = {int(span["version"]) for span in choice["weight_versions"] or ()}
+    if len(versions) > 1 or (ids and not versions):
+        raise ValueError(f"sampled with weight versions {sorted(versions)}, expected one")
+    return versions.pop() if versions else 0
+
+
+def _read_metrics(text: str) -> tuple[dict[str, dict[str, str]], dict[str, float]]:
+    """Of Prometheus' text: labels of each metric's last line, and the sum of its lines' values."""
+    labels: dict[str, dict[str, str]] = {}
+    values: dict[str, float] = {}
+    for name, labelled, value in _METRIC.findall(text):
+        labels[name] = dict(_LABEL.findall(labelled))
+        values[name] = values.get(name, 0.0) + float(value)
+    return labels, values
+
+
+def private_folder(owner: str) -> Path:
+    """A short folder for the sockets of ``owner``: in the user's runtime folder, else under /tmp."""
+    digest = hashlib.sha256(owner.encode()).hexdigest()[:12]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    for parent in (runtime, tempfile.gettempdir(), "/tmp"):
+        folder = Path(parent) / f"starloom-{os.getuid()}-{digest}"
+        short = len(os.fsencode(folder)) + _LONGEST_NAME_IN_FOLDER <= SOCKET_PATH_BYTES
+        if short and Path(parent).is_absolute() and os.access(parent, os.W_OK):
+            return folder
+    raise EngineUnavailable("no writable folder has a path short enough for sockets: set XDG_RUNTIME_DIR")
+
+
+def make_private(folder: Path) -> None:
+    """An empty folder that is ours alone: what an earlier, killed engine left there goes."""
+    if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
+        raise EngineUnavailable(f"{folder} belongs to somebody else; remove it or set XDG_RUNTIME_DIR")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)

@@ -1,0 +1,1 @@
+"""The stages of a recipe and the pipeline that runs them."""

@@ -1,0 +1,190 @@
+"""Runs one attempt of a job: builds the parts, goes through the stages, tells how it ended.
+
+The run folder decides where an attempt begins: stages that are told as finished are skipped, the first unfinished one
+goes on from its last checkpoint. Leaves out signals and the terminal: ``engine.cli``.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from enum import StrEnum
+from typing import Any
+
+from engine.contract.events import (
+    Event,
+    RunFailed,
+    RunFinished,
+    RunHeartbeat,
+    RunStarted,
+    RunStopped,
+    StageFinished,
+    StagePlan,
+    StageStarted,
+)
+from engine.contract.job import AnyStage, EvalStage, RlStage, SftStage
+from engine.data.render import Renderer
+from engine.models.folder import ensure_model
+from engine.sink.disk import SinkFull
+from engine.sink.event_log import EventLog, read_events
+from engine.sink.run_folder import RunFolder
+from engine.stages import commit
+from engine.stages.context import Inbox, LearnerThread, StageContext, StopRequested
+from engine.stages.evaluate import run_eval
+from engine.stages.logbook import warnings_as_events
+from engine.stages.problems import held_out_texts
+from engine.stages.progress import StageProgress
+from engine.stages.reinforce import run_rl
+from engine.stages.rollouts import Rollouts
+from engine.stages.sft import run_sft
+from sandbox.client import local_sandbox
+
+HEARTBEAT_S = 5.0
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    finished = "finished"
+    stopped = "stopped"
+
+
+async def run_attempt(
+    folder: RunFolder, inbox: Inbox, subscribers: Sequence[Callable[[Event], None]] = ()
+) -> Outcome:
+    """Do or go on with the job of a run folder, which the caller has locked.
+
+    Whatever fails is told as ``run.failed`` and raised again; the folder stays good for another attempt.
+    """
+    began = time.monotonic()
+    with EventLog(folder, folder.next_attempt()) as log, warnings_as_events(log.append):
+        for subscriber in subscribers:
+            log.subscribe(subscriber)
+        log.append(started(folder))
+        try:
+            await beating(log, all_stages(folder, log, inbox))
+        except StopRequested as stop:
+            log.append(RunStopped(reason=f"asked by {stop}"))
+            return Outcome.stopped
+        except asyncio.CancelledError:
+            log.append(RunStopped(reason="interrupted; the unfinished step will be done again"))
+            raise
+        except Exception as error:
+            tell_failure(folder, log, error)
+            raise
+        log.append(RunFinished(seconds=time.monotonic() - began))
+    return Outcome.finished
+
+
+def started(folder: RunFolder) -> RunStarted:
+    job = folder.job
+    points = [found for stage in job.recipe.stages if (found := commit.latest(folder, stage.name))]
+    return RunStarted(
+        run_id=job.run_id,
+        recipe=job.recipe.name,
+        digest=job.digest,
+        stages=tuple(StagePlan(name=s.name, kind=s.kind, steps=planned_steps(s)) for s in job.recipe.stages),
+        resumed_from=folder.relative(points[-1].path) if points else None,
+        notes=job.recipe.notes,
+    )
+
+
+def planned_steps(stage: AnyStage) -> int:
+    return stage.count if isinstance(stage, EvalStage) else stage.steps
+
+
+def tell_failure(folder: RunFolder, log: EventLog, error: Exception) -> None:
+    """Keep the trace in the run folder and the message in the log; a full disk can take neither and is the message."""
+    with suppress(OSError, SinkFull):
+        trace = "".join(traceback.format_exception(error))
+        (folder.logs / f"failure-{log.attempt:04d}.txt").write_text(
+            trace, encoding="utf-8", errors="backslashreplace"
+        )
+        log.append(RunFailed(error=type(error).__name__, message=str(error)))
+
+
+async def beating(log: EventLog, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work with a heartbeat in the log beside it, so that a long step is told from a dead engine."""
+    beat = asyncio.ensure_future(_beat(log))
+    try:
+        await work
+    finally:
+        beat.cancel()
+
+
+async def _beat(log: EventLog) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        log.append(RunHeartbeat())
+
+
+async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox) -> None:
+    """Every stage that is not finished yet, in order."""
+    done = {e.body.stage for e in read_events(folder) if isinstance(e.body, StageFinished)}
+    async with open_context(folder, log, inbox) as context:
+        for stage in folder.job.recipe.stages:
+            if stage.name not in done:
+                await run_stage(context, stage)
+            else:
+                take_up(context, stage)
+
+
+def take_up(context: StageContext, stage: AnyStage) -> None:
+    """Go on from the last checkpoint of a finished stage (an evaluation has none)."""
+    checkpoint = commit.latest(context.folder, stage.name)
+    if checkpoint is not None:
+        context.policy, context.version = checkpoint.model, checkpoint.version
+
+
+async def run_stage(context: StageContext, stage: AnyStage) -> None:
+    """One stage, its beginning and end told."""
+    steps = planned_steps(stage)
+    if isinstance(stage, EvalStage):
+        context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=steps, first_step=1))
+        await context.inbox.unless_stopped(run_eval(context, stage))
+    else:
+        progress = StageProgress(context, stage.name, steps)
+        take_up(context, stage)
+        first = progress.next_step
+        context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=steps, first_step=first))
+        progress.recover()
+        if first <= steps:
+            await train(context, stage, progress)
+        take_up(context, stage)
+        commit.prune(context.folder, stage.name, keep=1)
+    context.log.append(StageFinished(stage=stage.name, steps=steps))
+
+
+async def train(context: StageContext, stage: SftStage | RlStage, progress: StageProgress) -> None:
+    if isinstance(stage, SftStage):
+        await run_sft(context, stage, progress)
+    else:
+        await run_rl(context, stage, progress)
+
+
+@asynccontextmanager
+async def open_context(folder: RunFolder, log: EventLog, inbox: Inbox) -> AsyncIterator[StageContext]:
+    """The parts of a run, closed in reverse order. Rollout engines start in the background: SFT does not need them."""
+    recipe = folder.job.recipe
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(ensure_model, folder.model, recipe.model, seed=recipe.seed)
+        thread = LearnerThread()
+        stack.callback(thread.close)
+        executor = await stack.enter_async_context(local_sandbox(slots=recipe.sandbox.slots))
+        renderer = Renderer(folder.model / "tokenizer.json")
+        rollouts = Rollouts(recipe, folder, executor, renderer)
+        await stack.enter_async_context(rollouts)
+        yield StageContext(
+            recipe=recipe,
+            folder=folder,
+            attempt=log.attempt,
+            log=log,
+            renderer=renderer,
+            executor=executor,
+            rollouts=rollouts,
+            learner_thread=thread,
+            inbox=inbox,
+            policy=folder.model,
+            held_out=held_out_texts(recipe),
+        )

@@ -1,0 +1,242 @@
+"""The supervisor's end of one zygote: starts it, sends orders, hears of its children, notices its death."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.backend.forkserver import wire
+from sandbox.backend.forkserver.call import Call
+from sandbox.backend.forkserver.lockdown import ENVIRONMENT
+from sandbox.backend.forkserver.presets import Preset
+from sandbox.backend.forkserver.wire import Event
+from sandbox.contract import SandboxUnavailable
+
+_READY_S = 60.0  # a cold disk and a busy machine; a quiet one takes about a second
+_ENDED = -2  # in place of a pidfd that has been and gone; -1 is one that has not come
+_IDS = 1024  # user ids mapped into one zygote's namespace
+_FIRST_ID = 1_100_000_000  # far above what people and distributions hand out
+_PACKAGE_ROOT = Path(__file__).parents[3]
+# The package's folder leaves sys.path again, so that programs cannot import what lies beside it.
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from sandbox.backend.forkserver.zygote import main
+del sys.path[0]
+main(int(sys.argv[2]))
+"""
+
+
+@dataclass
+class _Outgoing:
+    message: bytes
+    call: Call
+    extra_fds: tuple[int, ...]
+
+
+class ZygoteLink:
+    """One zygote, alive from `start` until `gone` is done; it is never restarted, only replaced."""
+
+    def __init__(
+        self, preset: Preset, python: Path, as_root: bool, on_gone: Callable[["ZygoteLink"], None]
+    ) -> None:
+        self.preset = preset
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.pid = 0
+        self._python, self._as_root, self._on_gone = python, as_root, on_gone
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._pidfd = -1
+        self._calls: dict[int, Call] = {}
+        self._last_call = 0
+        self._outbox: deque[_Outgoing] = deque()
+
+    @property
+    def alive(self) -> bool:
+        return self._ready.done() and self._ready.exception() is None and not self.gone.done()
+
+    async def start(self) -> None:
+        """Returns when programs can run. Raises `SandboxUnavailable` with the step that failed."""
+        self._launch()
+        self._loop.add_reader(self._socket, self._hear)
+        self._loop.add_reader(self._launcher_fd, self._launcher_ended)
+        try:
+            self._socket.send(wire.encode(self._config()))
+            await asyncio.wait_for(asyncio.shield(self._ready), _READY_S)
+        except BaseException as error:
+            self.kill()
+            await self.gone
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailable(
+                    f"the {self.preset.name} zygote was not ready after {_READY_S:g} s"
+                ) from None
+            raise
+
+    def _launch(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._stderr = os.memfd_create("zygote-stderr")
+        with theirs, ExitStack() as undo:
+            undo.callback(self._close_files)
+            self._launcher = subprocess.Popen(
+                [self._python, "-I", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                env=ENVIRONMENT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a terminal's Ctrl-C is for us to handle
+            )
+            undo.pop_all()
+        self._launcher_fd = os.pidfd_open(self._launcher.pid)
+
+    def _config(self) -> wire.ZygoteConfig:
+        return wire.ZygoteConfig(
+            supervisor_pid=os.getpid(),
+            mapped_ids=self._as_root,
+            modules=self.preset.modules,
+            warm_up=self.preset.rehearsals(),
+        )
+
+    def submit(self, call: Call, order: Callable[[int], wire.SpawnOrder], join_fds: tuple[int, ...]) -> None:
+        """Send `call` to the zygote; `order` makes its message from the number that it gets here."""
+        self._last_call += 1
+        self._calls[self._last_call] = call
+        self._outbox.append(_Outgoing(wire.encode(order(self._last_call)), call, join_fds))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            item = self._outbox[0]
+            try:
+                socket.send_fds(self._socket, [item.message], [*item.call.descriptors(), *item.extra_fds])
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._flush)
+                return
+            except OSError:
+                self._outbox.clear()  # it is dying; `_zygote_ended` tells the calls
+                break
+            self._outbox.popleft()
+            item.call.handed_over()
+        self._loop.remove_writer(self._socket)
+
+    def _hear(self) -> bool:
+        """True if there may be more to hear."""
+        try:
+            message, fds, _, _ = socket.recv_fds(self._socket, wire.MAX_MESSAGE, 1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            message, fds = b"", []
+        if not message:
+            self._loop.remove_reader(self._socket)
+            self.kill()  # without a socket it is of no use; its end is awaited elsewhere
+            return False
+        self._on_event(wire.decode_event(message), fds)
+        return True
+
+    def _on_event(self, event: Event, fds: list[int]) -> None:
+        match event.kind:
+            case "map_ids":
+                self._map_ids()
+            case "ready":
+                self._on_ready(fds[0])
+            case "failed":
+                self._fail_start(event.text)
+            case "spawned":
+                self._calls[event.call].spawned(fds[0])
+            case "exited":
+                self._calls.pop(event.call).exited(event.wait_status, event.cpu_s)
+            case "refused":
+                self._calls.pop(event.call).lost(
+                    f"the {self.preset.name} zygote could not fork: {event.text}"
+                )
+
+    def _map_ids(self) -> None:
+        first = _FIRST_ID + self._launcher.pid % 65536 * _IDS
+        try:
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{self._launcher.pid}/{name}").write_text(f"0 {first} {_IDS}\n")
+            self._socket.send(b"mapped")
+        except OSError as error:
+            self._fail_start(f"cannot map user ids: {error}")
+
+    def _on_ready(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self.pid = _pid_of(pidfd)
+        self._loop.add_reader(pidfd, self._zygote_ended)
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _fail_start(self, why: str) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(SandboxUnavailable(f"the {self.preset.name} zygote {why}"))
+            self._ready.exception()  # seen: `start` may have been cancelled
+
+    def kill(self) -> None:
+        """End the zygote and all its programs at once; `gone` tells when it is done."""
+        for fd in (self._pidfd, self._launcher_fd):
+            if fd >= 0:
+                try:
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # already dead
+
+    def _launcher_ended(self) -> None:
+        """The outer process is gone; before readiness that is all there was."""
+        self._loop.remove_reader(self._launcher_fd)
+        os.close(self._launcher_fd)
+        self._launcher_fd = -1
+        self._launcher.wait()
+        if self._pidfd < 0:
+            self._fail_start(f"ended during its start: {self._complaint()}")
+            self._finish()
+        else:
+            self.kill()
+            self._finish_if_all_ended()
+
+    def _zygote_ended(self) -> None:
+        """The init of the programs' namespace is dead, and the kernel reaps an init only after all others."""
+        while self._hear():
+            pass  # what it said before it died still counts
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = _ENDED
+        for call in self._calls.values():
+            call.lost(f"the {self.preset.name} zygote died")
+        self._calls.clear()
+        self._finish_if_all_ended()
+
+    def _finish_if_all_ended(self) -> None:
+        if self._launcher_fd < 0 and self._pidfd == _ENDED:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._close_files()
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._on_gone(self)
+
+    def _close_files(self) -> None:
+        self._socket.close()
+        os.close(self._stderr)
+
+    def _complaint(self) -> str:
+        text = os.pread(self._stderr, 4000, 0).decode("utf-8", "replace").strip()
+        return text or f"exit code {self._launcher.returncode}"
+
+
+def _pid_of(pidfd: int) -> int:
+    """The process's number in our own namespace."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("Pid:"):
+            return int(line.split()[1])
+    return 0

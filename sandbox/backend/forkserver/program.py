@@ -1,0 +1,107 @@
+"""Runs a program in a locked-down child as `python main.py` would, and ends the process with its exit code.
+
+Differences from a plain interpreter, all deliberate: stdout is line-buffered (what was printed survives a
+kill), text that UTF-8 cannot hold is escaped, and objects alive at the end get no `__del__`. The program may
+patch or break anything here; it only hurts itself, since nobody listens to this process but through its exit
+status.
+"""
+
+import atexit
+import builtins
+import linecache
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import CodeType, ModuleType
+from typing import NoReturn
+
+from sandbox.backend.forkserver.jail import SCRATCH
+
+NAME = "main.py"
+# Private names: the program may replace those of the modules.
+_exit, _compile, _exec, _print_exception = os._exit, compile, exec, traceback.print_exception
+
+
+def run(source: bytes) -> NoReturn:
+    """Run to the end, exit functions and non-daemon threads included."""
+    text = source.decode("utf-8", "surrogatepass")
+    _fresh_streams()
+    main = _fresh_main()
+    linecache.cache[NAME] = (
+        len(text),
+        None,
+        text.splitlines(keepends=True),
+        NAME,
+    )  # source lines in tracebacks
+    code = _outcome(lambda: _exec(_compiled(text), main.__dict__))
+    # As at the end of any interpreter; full finalisation would free every shared page one by one.
+    code = _outcome(threading._shutdown) or code  # type: ignore[attr-defined]
+    code = _outcome(atexit._run_exitfuncs) or code
+    for stream in (sys.stdout, sys.stderr):
+        _outcome(stream.flush)
+    _exit(code)
+
+
+def _fresh_streams() -> None:
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _fresh_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __file__=f"{SCRATCH}/{NAME}")
+    sys.modules["__main__"] = main
+    sys.argv[:] = [NAME]
+    sys.path.insert(0, SCRATCH)
+    return main
+
+
+def _compiled(text: str) -> CodeType:
+    if "\0" in text:
+        raise SyntaxError("source code cannot contain null bytes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SyntaxError(f"source code is not valid Unicode: {error}") from None
+    code: CodeType = _compile(text, NAME, "exec", dont_inherit=True)
+    return code
+
+
+def _outcome(step: Callable[[], object]) -> int:
+    """Exit code that a plain interpreter would give after this step."""
+    try:
+        step()
+    except SystemExit as stop:
+        return _exit_code(stop.code)
+    except BaseException as error:  # whatever it is, it is the program's and ends it
+        _show(error)
+        return 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with suppress(BaseException):  # a program that broke its own stderr still ends with code 1
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    # The first frames are ours (and those of the lambda): a plain interpreter would not show them.
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename == _show.__code__.co_filename:
+        trace = trace.tb_next
+    with suppress(BaseException):  # if the program broke its own reporting, the exit code still tells
+        if sys.excepthook is sys.__excepthook__:
+            _print_exception(type(error), error, trace)
+        else:
+            sys.excepthook(type(error), error, trace)

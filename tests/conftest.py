@@ -1,0 +1,21 @@
+"""What every test process needs, whoever starts it: the Makefile's environment, and calm defaults.
+
+DeepSpeed looks for ninja on PATH and for its compiled pieces in TORCH_EXTENSIONS_DIR; without these a test
+would compile for minutes or fail. Processes that tests start inherit them.
+"""
+
+import os
+from pathlib import Path
+
+from hypothesis import settings
+
+VENV = Path(__file__).resolve().parent.parent / ".venv"
+
+os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+os.environ["TORCH_EXTENSIONS_DIR"] = str(VENV / "torch_extensions")
+# One thread a process: vLLM's and the learner's share few cores, and spinning threads slow all of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# On a busy machine a slow example says nothing about the code.
+settings.register_profile("starloom", deadline=None)
+settings.load_profile("starloom")

@@ -1,0 +1,250 @@
+"""Updates on real DeepSpeed against plain loops: loss, gradients, optimizer step, masks, micro-batches, skipping."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.learner.base import Sample
+from engine.learner.deepspeed_learner import DeepSpeedLearner
+from tests.engine.learner.support import (
+    Open,
+    gradients_of,
+    plain_logp,
+    plain_model,
+    plain_rl_loss,
+    plain_sft_loss,
+    relative_error,
+    samples,
+    weights_of,
+)
+
+ONE, THREE_UNEVEN = 8192, 85
+"""Padded tokens: all seven samples together, or cut into 3, 3 and 1."""
+
+Update = Callable[[DeepSpeedLearner], dict[str, float]]
+
+
+def sft(batch: list[Sample]) -> Update:
+    return lambda learner: learner.sft_update(batch, lr_scale=1.0).metrics
+
+
+def rl(batch: list[Sample]) -> Update:
+    return lambda learner: learner.rl_update(batch, lr_scale=1.0).metrics
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [ONE, THREE_UNEVEN])
+def test_sft_loss_and_gradients_are_those_of_a_plain_loop(
+    opening: Open, monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int
+) -> None:
+    batch = samples(7)
+    learner = opening.sft(micro_batch_tokens)
+    metrics: dict[str, float] = {}
+    ours = gradients_of(learner, lambda: metrics.update(sft(batch)(learner)), monkeypatch)
+    model = plain_model(opening.folder)
+    loss = plain_sft_loss(model, batch)
+    loss.backward()
+    theirs = {name: weight.grad for name, weight in model.named_parameters()}
+    assert relative_error(ours, theirs) < 1e-5
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert metrics["nll"] == pytest.approx(loss.item(), rel=1e-6)
+    assert metrics["tokens"] == sum(sum(sample.trained) for sample in batch)
+    norm = math.sqrt(sum(g.square().sum().item() for g in theirs.values()))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["one update", "old logprobs"])
+@pytest.mark.parametrize("micro_batch_tokens", [ONE, THREE_UNEVEN])
+def test_rl_loss_and_gradients_are_those_of_a_plain_loop(
+    opening: Open, monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int, old: bool
+) -> None:
+    batch = near_policy(opening, samples(7, rl=True, old=old), temperature=0.7)
+    learner = opening.rl(micro_batch_tokens, temperature=0.7)
+    metrics: dict[str, float] = {}
+    ours = gradients_of(learner, lambda: metrics.update(rl(batch)(learner)), monkeypatch)
+    model = plain_model(opening.folder)
+    loss = plain_rl_loss(model, batch, temperature=0.7)
+    loss.backward()
+    theirs = {name: weight.grad for name, weight in model.named_parameters()}
+    assert relative_error(ours, theirs) < 1e-5
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert (metrics["clip_frac"] > 0.1) is old
+    assert (metrics["ratio_max"] > 1.2) is old
+
+
+def near_policy(opening: Open, batch: list[Sample], temperature: float) -> list[Sample]:
+    """Old log-probabilities around the model's own, so that some ratios are clipped and some are not."""
+    model = plain_model(opening.folder)
+    shift = torch.Generator().manual_seed(0)
+    moved = []
+    for sample in batch:
+        own = torch.stack(plain_logp(model, sample, temperature)).detach()
+        near = own + 0.3 * torch.randn(own.shape, generator=shift)
+        moved.append(replace(sample, old_logprobs=near.tolist() if sample.old_logprobs else ()))
+    return moved
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [ONE, THREE_UNEVEN])
+def test_rl_steps_are_those_of_torch_adamw(opening: Open, micro_batch_tokens: int) -> None:
+    """Three steps through DeepSpeed at ZeRO 1, clipping included, in which the rate changes."""
+    learner = opening.rl(micro_batch_tokens, learning_rate=1e-3, max_grad_norm=0.05)
+    model = plain_model(opening.folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for step, scale in enumerate([1.0, 0.5, 1.0]):
+        batch = samples(7, seed=step, rl=True)
+        norm = learner.rl_update(batch, lr_scale=scale).metrics["grad_norm"]
+        assert norm > 0.05  # or clipping would go untested
+        optimizer.zero_grad()
+        plain_rl_loss(model, batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.param_groups[0]["lr"] = 1e-3 * scale
+        optimizer.step()
+    theirs = {name: weight.detach() for name, weight in model.named_parameters()}
+    assert relative_error(weights_of(learner), theirs) < 1e-6
+    assert relative_error(weights_of(learner), weights_of(opening.rl())) > 1e-3
+
+
+def test_muon_orthogonalizes_layer_matrices_and_adam_has_the_rest(opening: Open) -> None:
+    """One step moves a matrix by rate x a matrix with singular values near 1 (x sqrt(rows / columns) if tall)."""
+    learner = opening.sft(learning_rate=4e-3, muon_learning_rate=0.02)
+    before = weights_of(learner)
+    sft(samples(7))(learner)
+    for name, weight in weights_of(learner).items():
+        moved = before[name] - weight
+        if weight.ndim == 2 and "embed" not in name:
+            singular = torch.linalg.svdvals(moved / 0.02) / max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
+            assert singular[0] < 1.3
+            assert singular[len(singular) // 2] > 0.5
+        else:  # Adam's first step is its rate wherever there is a gradient
+            assert moved.abs().max() == pytest.approx(4e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_micro_batching_changes_nothing(opening: Open, kind: str) -> None:
+    batch = samples(7, rl=kind == "rl")
+    whole, cut = getattr(opening, kind)(ONE), getattr(opening, kind)(THREE_UNEVEN)
+    update = sft(batch) if kind == "sft" else rl(batch)
+    ours, theirs = update(whole), update(cut)
+    for name in ours.keys() - {"seconds"}:
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
+    assert relative_error(weights_of(whole), weights_of(cut)) < 1e-5
+
+
+def test_a_normaliser_replaces_the_token_count(opening: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, learner = samples(4), opening.sft()
+    tokens = sum(sum(sample.trained) for sample in batch)
+    mean = gradients_of(learner, lambda: learner.sft_update(batch, lr_scale=1.0), monkeypatch)
+    half = gradients_of(
+        learner, lambda: learner.sft_update(batch, lr_scale=1.0, normaliser=2.0 * tokens), monkeypatch
+    )
+    assert relative_error({name: 2 * g for name, g in half.items()}, mean) < 1e-5
+
+
+def test_tool_tokens_at_the_end_and_samples_without_loss_change_nothing(
+    opening: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, learner = samples(3, rl=True), opening.rl()
+    tail = [
+        Sample([*s.ids, 5, 6, 7], [*s.trained, *[False] * 3], [*s.logprobs, *[math.nan] * 3], (), s.advantage)
+        for s in batch
+    ]
+    silent = Sample([1, 2, 3], [False] * 3, [0.0] * 3, (), 9.0)
+    plain = gradients_of(learner, lambda: learner.rl_update(batch, lr_scale=1.0), monkeypatch)
+    longer = gradients_of(learner, lambda: learner.rl_update([*tail, silent], lr_scale=1.0), monkeypatch)
+    assert relative_error(longer, plain) < 1e-5
+
+
+def test_logprobs_are_those_of_a_plain_loop(opening: Open) -> None:
+    batch = [*samples(5), Sample(ids=[3], trained=[False]), Sample(ids=[], trained=[])]
+    ours = opening.rl(64, temperature=0.7).logprobs(batch)
+    model = plain_model(opening.folder)
+    for row, sample in zip(ours, batch, strict=True):
+        theirs = [value.item() for value in plain_logp(model, sample, 0.7)] if sample.ids else []
+        assert row == pytest.approx(theirs, abs=1e-5)
+        assert row[:1] == [0.0][: len(row)]
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["from the update's own pass", "from old logprobs"])
+def test_gap_to_the_sampler_is_before_the_update(opening: Open, old: bool) -> None:
+    learner = opening.rl(THREE_UNEVEN)
+    batch = samples(7, rl=True)
+    own = learner.logprobs(batch)
+    if old:
+        batch = [replace(s, old_logprobs=row) for s, row in zip(batch, own, strict=True)]
+        learner.rl_update(samples(7, seed=5, rl=True), lr_scale=50.0)
+    gaps = [
+        abs(a - b)
+        for sample, row in zip(batch, own, strict=True)
+        for a, b, on in zip(row, sample.logprobs, sample.trained, strict=True)
+        if on
+    ]
+    metrics = rl(batch)(learner)
+    assert metrics["logprob_gap_max"] == pytest.approx(max(gaps), rel=1e-4)
+    assert metrics["logprob_gap_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
+
+
+def test_the_learners_own_logprobs_leave_no_gap(opening: Open) -> None:
+    learner = opening.rl(THREE_UNEVEN)
+    batch = samples(7, rl=True)
+    batch = [replace(s, logprobs=row) for s, row in zip(batch, learner.logprobs(batch), strict=True)]
+    assert rl(batch)(learner)["logprob_gap_max"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_a_loss_that_is_not_finite_skips_the_step(opening: Open, kind: str) -> None:
+    """Two good micro-batches go in first. The next update is to the bit that of a learner that never saw it."""
+    batch = samples(7, rl=kind == "rl")
+    shortest = min(range(7), key=lambda row: len(batch[row].ids))
+    spoiled = [replace(s, advantage=math.inf) if row == shortest else s for row, s in enumerate(batch)]
+    learner, clean = getattr(opening, kind)(THREE_UNEVEN), getattr(opening, kind)(THREE_UNEVEN)
+    before = weights_of(learner)
+    if kind == "sft":
+        metrics = learner.sft_update(batch, lr_scale=1.0, normaliser=math.nan).metrics
+    else:
+        metrics = learner.rl_update(spoiled, lr_scale=1.0).metrics
+    assert metrics["skipped"] == 1.0
+    assert not math.isfinite(metrics["loss"])
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(learner).items())
+    update = sft(batch) if kind == "sft" else rl(batch)
+    assert update(learner)["skipped"] == update(clean)["skipped"] == 0.0
+    theirs = weights_of(clean)
+    assert all(torch.equal(theirs[name], weight) for name, weight in weights_of(learner).items())
+
+
+def test_a_batch_with_nothing_to_learn_is_skipped(opening: Open) -> None:
+    metrics = rl([Sample([1, 2], [False, False], [0.0, 0.0], (), 1.0)])(opening.rl())
+    assert metrics["skipped"] == 1.0
+    assert metrics["tokens"] == metrics["logprob_gap_max"] == 0.0
+
+
+def test_every_update_reports_the_same_metrics(opening: Open) -> None:
+    learner = opening.rl()
+    assert rl(samples(2, rl=True))(learner).keys() == rl([])(learner).keys()
+
+
+def test_sft_memorises_eight_sequences(opening: Open) -> None:
+    learner, batch = opening.sft(), samples(8)
+    losses = [learner.sft_update(batch, lr_scale=1.0).metrics["loss"] for _ in range(60)]
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.2
+    assert min(losses[20:]) < min(losses[:20])
+
+
+def test_rl_raises_what_was_rewarded_and_lowers_what_was_punished(opening: Open) -> None:
+    learner, batch = opening.rl(), samples(6, rl=True)
+
+    def gain() -> float:
+        rows = learner.logprobs(batch)
+        return sum(
+            s.advantage * value
+            for s, row in zip(batch, rows, strict=True)
+            for value, on in zip(row, s.trained, strict=True)
+            if on
+        )
+
+    before = gain()
+    for _ in range(5):
+        rl(batch)(learner)
+    assert gain() > before + 1.0

@@ -1,0 +1,82 @@
+"""SFT's schedule, batches and data: functions of the recipe and the seed."""
+
+import asyncio
+import random
+from pathlib import Path
+
+from engine.contract.job import PlantedErrors, SftStage
+from engine.data.arithmetic import make_problems
+from engine.data.render import Message
+from engine.data.sft_trajectories import perform, write_script
+from engine.learner.base import Sample
+from engine.stages.sft import draw_batch, mean_trained, read_conversations, schedule, write_conversations
+
+STAGE = SftStage(name="sft", kind="sft", steps=100, warmup_steps=10, decay_share=0.4, batch_size=4)
+SOUND = PlantedErrors(
+    wrong_operation=0, buggy_call=0, invalid_json=0, buggy_retry=0, give_up=0, no_tool=0, doubled_answer=0
+)
+
+
+def test_schedule_warms_up_stays_and_decays() -> None:
+    factors = [schedule(STAGE, step) for step in range(1, 101)]
+    assert factors[0] == 0.1
+    assert factors[9] == factors[50] == factors[60] == 1.0
+    assert factors[80] == 0.5
+    assert factors[99] == 1 / 40
+
+
+def test_a_batch_is_a_function_of_its_step_and_nearly_of_one_length() -> None:
+    rows = [Sample(range(length), [False] + [True] * (length - 1)) for length in range(2, 102)]
+    batch = draw_batch(rows, STAGE, seed=1, step=5)
+    assert batch == draw_batch(rows, STAGE, seed=1, step=5) != draw_batch(rows, STAGE, seed=1, step=6)
+    lengths = [len(sample.ids) for sample in batch]
+    assert len(batch) == 4
+    assert max(lengths) - min(lengths) < 16
+    assert mean_trained(rows) == sum(range(1, 101)) / 100
+
+
+def test_fewer_rows_than_a_batch_is_no_error() -> None:
+    rows = [Sample([1, 2], [False, True])] * 3
+    assert len(draw_batch(rows, STAGE, seed=0, step=1)) == 3
+
+
+async def _echo(text: str) -> str:
+    await asyncio.sleep(0)
+    return "9"
+
+
+async def test_without_planted_errors_every_trajectory_is_one_call_and_its_answer() -> None:
+    rng = random.Random(0)
+    for made in make_problems(rng, 20, {1: 1.0}):
+        call, response, last = await perform(write_script(rng, made, SOUND), _echo)
+        assert (call.role, response.role, last.texts) == (
+            "assistant",
+            "tool",
+            ("<answer>\\boxed{9}</answer>",),
+        )
+        assert call.texts[0].count("<tool_call>") == 1
+
+
+async def test_planted_errors_occur_as_often_as_the_recipe_says() -> None:
+    rng = random.Random(0)
+    scripts = [write_script(rng, made, PlantedErrors()) for made in make_problems(rng, 4000, {1: 1.0})]
+    without_tool = sum("<tool_call>" not in script.calls[0] for script in scripts) / len(scripts)
+    doubled = sum(script.doubled for script in scripts) / len(scripts)
+    retried = sum(len(script.calls) > 1 for script in scripts) / len(scripts)
+    assert abs(without_tool - 0.05) < 0.015
+    assert abs(doubled - 0.08) < 0.015
+    assert abs(retried - 0.95 * 0.45 * 0.85) < 0.03
+
+
+def test_conversations_come_back_from_the_run_folder(tmp_path: Path) -> None:
+    data = [
+        (
+            "1+1?\x00",
+            [Message("assistant", ("a",)), Message("tool", ("b\ud800",)), Message("assistant", ("c",))],
+        )
+    ]
+    write_conversations(tmp_path / "sft.jsonl", data)
+    ((problem, messages),) = read_conversations(tmp_path / "sft.jsonl")
+    assert messages[1].texts == ("b\\ud800",)
+    assert messages[0] == Message("assistant", ("a",))
+    assert problem == "1+1?\x00"

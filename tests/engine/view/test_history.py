@@ -1,0 +1,76 @@
+"""The fold of a log: what stands, what is abandoned, how the run ended."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.contract.events import EvalFinished, RunFailed, StageFinished, StageStarted, StepFinished
+from engine.sink.event_log import read_events
+from engine.view.history import History, fold_history
+
+
+def step(stage: str, number: int, reward: float = 0.5) -> StepFinished:
+    return StepFinished(stage=stage, step=number, metrics={"reward": reward})
+
+
+def fold(run: Any) -> History:
+    return fold_history(read_events(run.folder))
+
+
+def test_rl_stages_share_one_axis(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    for stage, steps in (("rl-1", 3), ("rl-2", 2)):
+        run.emit(StageStarted(stage=stage, kind="rl", steps=steps, first_step=1))
+        run.emit(*(step(stage, number) for number in range(1, steps + 1)))
+    history = fold(run)
+    assert [x for x, _ in history.points("rl")] == [1, 2, 3, 4, 5]
+    assert history.offsets("rl") == {"rl-1": 0, "rl-2": 3}
+
+
+def test_steps_after_the_point_of_resumption_are_abandoned(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    run.emit(StageStarted(stage="rl-1", kind="rl", steps=9, first_step=1))
+    run.emit(*(step("rl-1", number, 0.1) for number in range(1, 7)))
+    run.new_attempt("attempts/0001/checkpoints/rl-1/step-00003")
+    run.emit(StageStarted(stage="rl-1", kind="rl", steps=9, first_step=4), step("rl-1", 4, 0.9))
+    history = fold(run)
+    assert [(x, body.metrics["reward"]) for x, body in history.points("rl")] == [
+        (1, 0.1),
+        (2, 0.1),
+        (3, 0.1),
+        (4, 0.9),
+    ]
+    (resumed,) = history.resumptions
+    assert (resumed.attempt, resumed.stage, resumed.step, resumed.abandoned) == (2, "rl-1", 4, 3)
+
+
+def test_an_evaluation_is_named_by_the_training_before_it(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    run.evaluate("eval-0", 0.1, 0.5)
+    run.emit(StageStarted(stage="sft", kind="sft", steps=1, first_step=1), step("sft", 1))
+    run.emit(StageFinished(stage="sft", steps=1))
+    run.evaluate("eval-1", 0.4, 0.3)
+    assert [(trained, stage.name) for trained, stage in fold(run).evaluations()] == [
+        ("", "eval-0"),
+        ("sft", "eval-1"),
+    ]
+
+
+def test_the_last_word_of_the_last_attempt_counts(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    assert fold(run).outcome.word == "no event yet"
+    run.start()
+    run.emit(RunFailed(error="EngineUnavailable", message="engine 0 died"))
+    assert fold(run).outcome.detail == "EngineUnavailable: engine 0 died"
+    run.new_attempt("x")
+    assert fold(run).outcome.word == "unfinished"
+
+
+def test_events_of_stages_that_nobody_announced_are_kept(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.emit(step("rl-9", 1), EvalFinished(stage="late", metrics={"pass@1": 0.5}))
+    history = fold(run)
+    assert list(history.stages) == ["rl-9", "late"]
+    assert len(history.evaluations()) == 1

@@ -1,0 +1,64 @@
+"""Every backend sits the same exam; only the jailed one sits its hostile part."""
+
+import pytest
+
+from sandbox.backend.conformance import BEHAVIOUR, HOSTILE, MEMORY_OF_MANY, failures
+from sandbox.backend.forkserver import seccomp
+from sandbox.backend.forkserver.presets import HEAVY, LIGHT, preset_for
+from sandbox.backend.subprocess_backend import SubprocessBackend
+from sandbox.contract import ExecRequest
+from tests.sandbox.support import PYTHON, SandboxThread
+
+
+def test_forkserver_behaviour(sandbox: SandboxThread) -> None:
+    assert sandbox.run(failures(sandbox.client.node.backend, BEHAVIOUR)) == []
+
+
+def test_forkserver_contains_hostile_programs(sandbox: SandboxThread) -> None:
+    assert sandbox.run(failures(sandbox.client.node.backend, HOSTILE)) == []
+
+
+def test_memory_of_all_processes_counts_together(sandbox: SandboxThread) -> None:
+    backend = sandbox.client.node.backend
+    if "cgroups" not in backend.describe():
+        pytest.skip("no writable cgroup on this machine")
+    assert sandbox.run(failures(backend, (MEMORY_OF_MANY,))) == []
+
+
+@pytest.mark.asyncio
+async def test_subprocess_behaviour() -> None:
+    backend = SubprocessBackend(PYTHON, slots=1)
+    await backend.start()
+    assert await failures(backend, BEHAVIOUR) == []
+    assert "NO ISOLATION" in backend.describe()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import random; print(random.random())",
+        "import numpy as np; print(np.random.rand(), np.random.default_rng().random())",
+        "from sympy.core.random import rng; print(rng.random())",
+        "import uuid; print(uuid.uuid4())",
+    ],
+)
+def test_no_two_calls_draw_the_same_numbers(sandbox: SandboxThread, code: str) -> None:
+    drawn = [sandbox.run(sandbox.client.execute(ExecRequest(code=code))).stdout for _ in range(3)]
+    assert len({*drawn}) == 3
+    assert all(drawn)
+
+
+def test_heavy_imports_are_recognised() -> None:
+    heavy = (
+        "import numpy",
+        "import math, sympy as sp",
+        "from scipy.optimize import brentq",
+        "if 1:\n  import networkx",
+    )
+    assert {preset_for(code).name for code in heavy} == {HEAVY.name}
+    assert preset_for("numpy = 3\nprint('import')").name == LIGHT.name
+
+
+def test_filter_fits_the_kernel() -> None:
+    assert len(seccomp.build()) % 8 == 0
+    assert len(seccomp.build()) // 8 < 4096

@@ -1,0 +1,218 @@
+"""What happens when we fail or are stopped: nothing is lost in silence and nothing is left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.backend.forkserver.cgroups import CgroupTree
+from sandbox.backend.forkserver.supervisor import ForkserverBackend
+from sandbox.backend.outcome import Facts, result_of
+from sandbox.backend.protocol import CallLost
+from sandbox.broker import MemoryBroker
+from sandbox.client import local_sandbox
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, SandboxUnavailable
+from sandbox.node import Node
+from tests.sandbox.support import PYTHON, ROOT, SandboxThread, offspring
+
+SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from sandbox.client import local_sandbox
+from sandbox.contract import ExecRequest
+async def main():
+    async with local_sandbox(slots=2, python=Path(sys.argv[1])) as client:
+        request = ExecRequest(code="import time; time.sleep(99)")
+        calls = [asyncio.create_task(client.execute(request)) for _ in "ab"]
+        await asyncio.sleep(0.5)
+        print("running", flush=True)
+        await asyncio.gather(*calls)
+asyncio.run(main())
+"""
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 10) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def mounted() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def cgroups_of(pid: int) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").rglob("starloom-sandbox-*") if f"-{pid}-" in path.name]
+
+
+def test_a_killed_zygote_is_replaced_and_its_calls_run_again(sandbox: SandboxThread) -> None:
+    backend = sandbox.client.node.backend
+    assert isinstance(backend, ForkserverBackend)
+
+    async def work() -> list[ExecResult]:
+        request = ExecRequest(code="import time; time.sleep(1); print('survived')")
+        calls = [asyncio.create_task(sandbox.client.execute(request)) for _ in range(3)]
+        await asyncio.sleep(0.4)
+        os.kill(backend.zygote_pids()["light"], signal.SIGKILL)
+        return await asyncio.gather(*calls)
+
+    before = backend.zygote_pids()["light"]
+    assert {result.stdout for result in sandbox.run(work())} == {"survived\n"}
+    assert backend.zygote_pids()["light"] != before
+
+
+def test_a_program_killed_by_the_machine_is_no_verdict(sandbox: SandboxThread) -> None:
+    backend = sandbox.client.node.backend
+    assert isinstance(backend, ForkserverBackend)
+
+    async def work() -> ExecResult:
+        call = asyncio.create_task(backend.run(ExecRequest(code="import time; time.sleep(9)")))
+        await asyncio.sleep(0.3)
+        (program,) = offspring(backend.zygote_pids()["light"])
+        os.kill(program, signal.SIGKILL)
+        return await call
+
+    with pytest.raises(CallLost, match="from outside"):
+        sandbox.run(work())
+
+
+def test_a_cancelled_call_is_killed_at_once(sandbox: SandboxThread) -> None:
+    backend = sandbox.client.node.backend
+    assert isinstance(backend, ForkserverBackend)
+
+    async def work() -> None:
+        call = asyncio.create_task(sandbox.client.execute(ExecRequest(code="import time; time.sleep(9)")))
+        await asyncio.sleep(0.3)
+        assert offspring(backend.zygote_pids()["light"])
+        call.cancel()
+
+    sandbox.run(work())
+    assert eventually(lambda: not offspring(backend.zygote_pids()["light"]), within_s=3)
+
+
+def test_sigkill_of_the_supervisor_leaves_no_process() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, PYTHON], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
+        family = offspring(process.pid)
+        assert len(family) >= 6  # two zygotes, each with its reaper, and two programs
+        process.kill()
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+    if tree := CgroupTree.open():  # the next supervisor sweeps
+        asyncio.run(tree.close())
+    assert cgroups_of(process.pid) == []
+
+
+@pytest.mark.asyncio
+async def test_close_leaves_nothing() -> None:
+    before = offspring(os.getpid())
+    mounts = mounted()
+    fds = len(os.listdir("/proc/self/fd"))
+    async with local_sandbox(slots=2, python=PYTHON) as client:
+        call = asyncio.create_task(client.execute(ExecRequest(code="while True: pass")))
+        await client.execute(ExecRequest(code="print(1)"))
+        assert "full isolation" in client.node.backend.describe()
+    with pytest.raises(SandboxUnavailable):
+        await call
+    with pytest.raises(SandboxUnavailable, match="closed"):
+        await client.execute(ExecRequest(code=""))
+    assert offspring(os.getpid()) == before
+    assert mounted() == mounts
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+@pytest.mark.asyncio
+async def test_cgroup_folders_go_with_the_backend() -> None:
+    backend = ForkserverBackend(PYTHON, slots=1)
+    before = cgroups_of(os.getpid())
+    await backend.start()
+    if "cgroups" in backend.describe():
+        assert len(cgroups_of(os.getpid())) > len(before)
+    await backend.close()
+    await backend.close()
+    assert cgroups_of(os.getpid()) == before
+
+
+class LosingBackend:
+    """Loses its first `losses` calls."""
+
+    slots = 1
+
+    def __init__(self, losses: int) -> None:
+        self.losses = losses
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def describe(self) -> str:
+        return "a fake"
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        if self.losses:
+            self.losses -= 1
+            raise CallLost("the zygote died")
+        return result_of(request, Facts(b"", b"", wait_status=0, wall_s=0, queued_s=0))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_a_lost_call_is_run_again_once(losses: int) -> None:
+    broker = MemoryBroker()
+    node = Node(broker, LosingBackend(losses))
+    await node.start()
+    try:
+        if losses == 1:
+            assert (await broker.submit(ExecRequest(code=""))).status is ExecStatus.OK
+        else:
+            with pytest.raises(SandboxUnavailable, match="died"):
+                await broker.submit(ExecRequest(code=""))
+    finally:
+        await node.close()
+
+
+@pytest.mark.asyncio
+async def test_missing_interpreter_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(SandboxUnavailable, match="make setup"):
+        async with local_sandbox(python=tmp_path / "python"):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_broken_interpreter_is_refused_unless_weakness_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -I ] && {{ echo no jail here >&2; exit 9; }}\nexec {PYTHON} "$@"\n'
+    )
+    python.chmod(0o755)
+    with pytest.raises(SandboxUnavailable, match="no jail here"):
+        async with local_sandbox(python=python):
+            pass
+    monkeypatch.setenv("STARLOOM_SANDBOX_ALLOW_WEAK", "1")
+    async with local_sandbox(python=python) as client:
+        assert "NO ISOLATION" in client.node.backend.describe()
+        assert (await client.execute(ExecRequest(code="print(1)"))).stdout == "1\n"
+
+
+def test_calls_wait_their_turn_without_losing_time(sandbox: SandboxThread) -> None:
+    async def work() -> list[ExecResult]:
+        request = ExecRequest(code="import time; time.sleep(0.5)", limits=Limits(wall_s=2))
+        return await asyncio.gather(*(sandbox.client.execute(request) for _ in range(12)))
+
+    results = sandbox.run(work())
+    assert {result.status for result in results} == {ExecStatus.OK}
+    assert max(result.queued_s for result in results) > 0.5
