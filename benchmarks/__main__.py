@@ -21,9 +21,7 @@ def machine() -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> None:
-    table = Table(
-        "program", "starloom p50 ms", "subprocess p50 ms", "ratio", title="One call after the other"
-    )
+    table = Table("program", "starloom p50 ms", "subprocess p50 ms", "ratio", title="One call after the other")
     for name, row in results["sandbox_calls"].items():
         ms = row["p50_ms"]
         table.add_row(name, f"{ms['starloom']:.1f}", f"{ms['subprocess']:.1f}", f"{row['ratio']:.1f}x")

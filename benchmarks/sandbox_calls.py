@@ -44,9 +44,7 @@ async def measure(python: Path) -> dict[str, Any]:
             arms: dict[str, list[float]] = {"starloom": [], "subprocess": []}
             for _ in range(ROUNDS):
                 arms["starloom"] += [await ours(sandbox, code) for _ in range(CALLS[name])]
-                arms["subprocess"] += [
-                    await asyncio.to_thread(theirs, python, code) for _ in range(CALLS[name])
-                ]
+                arms["subprocess"] += [await asyncio.to_thread(theirs, python, code) for _ in range(CALLS[name])]
             ms = {arm: 1000 * statistics.median(times) for arm, times in arms.items()}
             found[name] = {
                 "p50_ms": ms,

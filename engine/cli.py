@@ -23,9 +23,7 @@ from engine.sink.run_folder import RunFolder, RunFolderError
 from engine.view.progress import LiveView
 from engine.view.report import write_report
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code."
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code.")
 
 FAILED, WRONG, STOPPED = 1, 2, 3
 
@@ -52,9 +50,7 @@ def check(recipe: RecipeArgument) -> None:
 def run(
     recipe: RecipeArgument,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run that is already in --out.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is already in --out.")] = False,
 ) -> None:
     """Run a recipe from its beginning."""
     try:

@@ -39,9 +39,7 @@ class SandboxClient:
 
 
 @asynccontextmanager
-async def local_sandbox(
-    *, slots: int | None = None, python: Path | None = None
-) -> AsyncIterator[SandboxClient]:
+async def local_sandbox(*, slots: int | None = None, python: Path | None = None) -> AsyncIterator[SandboxClient]:
     """A sandbox for as long as the block lasts; on the way out everything it started is gone.
 
     slots: programs at once; default one per core, at least two. python: interpreter of the programs; default

@@ -53,8 +53,7 @@ def _platform_problems(seen: Facts) -> list[str]:
     if seen.system == "Linux" and (seen.glibc is None or seen.glibc < GLIBC):
         version = "another C library" if seen.glibc is None else "glibc {}.{}".format(*seen.glibc)
         found.append(
-            f"the system has {version}, but glibc >= 2.28 is needed: "
-            "use Debian 10, Ubuntu 18.10, RHEL 8 or newer"
+            f"the system has {version}, but glibc >= 2.28 is needed: use Debian 10, Ubuntu 18.10, RHEL 8 or newer"
         )
     if seen.machine == "x86_64" and "avx2" not in seen.cpu_flags:
         found.append(
@@ -69,13 +68,9 @@ def _package_problems(seen: Facts) -> list[str]:
     if not seen.has_ensurepip:
         found.append("Python cannot make environments (no ensurepip): apt-get install python3.11-venv")
     if not seen.has_python_header:
-        found.append(
-            f"{seen.python_header} is missing, C++ extensions need it: apt-get install python3.11-dev"
-        )
+        found.append(f"{seen.python_header} is missing, C++ extensions need it: apt-get install python3.11-dev")
     if not seen.has_compiler:
-        found.append(
-            f"no C++ compiler (`{seen.compiler}` is not on PATH), DeepSpeed needs one: apt-get install g++"
-        )
+        found.append(f"no C++ compiler (`{seen.compiler}` is not on PATH), DeepSpeed needs one: apt-get install g++")
     if not seen.has_libnuma:
         found.append("libnuma.so.1 is missing, vLLM's CPU build needs it: apt-get install libnuma1")
     return found

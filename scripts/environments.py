@@ -16,9 +16,7 @@ from scripts.packages import Pip, SetupError, clean_variables, install_pinned
 from scripts.progress import Progress
 
 STAMP = "starloom-ready"
-INSTALLING = (
-    "starloom-installing"  # stands while files are unpacked: an environment that kept it is half-made
-)
+INSTALLING = "starloom-installing"  # stands while files are unpacked: an environment that kept it is half-made
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,7 @@ def is_ready(environment: Environment) -> bool:
 def make(environment: Environment) -> None:
     """Bring the environment to what its locks say, from nothing, an older lock or a half-made one."""
     name = environment.folder.name
-    if environment.folder.exists() and (
-        not has_interpreter(environment) or (environment.folder / INSTALLING).exists()
-    ):
+    if environment.folder.exists() and (not has_interpreter(environment) or (environment.folder / INSTALLING).exists()):
         print(f"{name} was left half-made: making it anew", flush=True)
         shutil.rmtree(environment.folder)
     if not environment.folder.exists():

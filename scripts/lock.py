@@ -49,9 +49,7 @@ def resolve(names: tuple[str, ...]) -> dict[str, Package]:
 def requirements_of(package: Package, extras: set[str]) -> list[Requirement]:
     """The requirements of a package that hold on this machine, for these extras."""
     found = [Requirement(text) for text in package.get("requires_dist", [])]
-    return [
-        r for r in found if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras | {""})
-    ]
+    return [r for r in found if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras | {""})]
 
 
 def closure(name: str, packages: dict[str, Package]) -> dict[str, str]:

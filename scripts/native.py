@@ -39,9 +39,7 @@ def digest(environment: Environment) -> str:
     """Changes with the packages they are compiled against, the place, and the CPU they are built for."""
     packages = [line for line in pinned(environment) if line.startswith(("torch==", "deepspeed=="))]
     flags = [
-        line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith(("model name", "flags"))
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))
     ]
     return hashlib.sha256("\n".join([*packages, str(environment.folder), *flags[:2]]).encode()).hexdigest()
 

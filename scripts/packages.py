@@ -48,9 +48,7 @@ class Pip:
             "off",
             *arguments,
         ]
-        scratch = (
-            self.log.parent / "scratch"
-        )  # beside the environment: /tmp is a small memory disk on many machines
+        scratch = self.log.parent / "scratch"  # beside the environment: /tmp is a small memory disk on many machines
         scratch.mkdir(exist_ok=True)
         settings = {**clean_variables(), "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         with (
@@ -87,10 +85,7 @@ def install_pinned(lines: list[str], run: Runner, say: Callable[[str], None] = p
     status, output = run(arguments)
     lacking = NOT_FOUND.search(output)
     if status != 0 and lacking:
-        say(
-            f"\nThe configured package indexes lack {lacking[1]}: "
-            f"asking PyTorch's own as well ({TORCH_CPU_INDEX})"
-        )
+        say(f"\nThe configured package indexes lack {lacking[1]}: asking PyTorch's own as well ({TORCH_CPU_INDEX})")
         status, output = run(["--extra-index-url", TORCH_CPU_INDEX, *arguments])
     if status != 0:
         raise SetupError(explain(output))

@@ -68,9 +68,7 @@ class Progress:
 
     def _show(self) -> None:
         self._write(
-            f"\r\033[K{self.text()[: shutil.get_terminal_size().columns - 1]}"
-            if self._tty
-            else self.text() + "\n"
+            f"\r\033[K{self.text()[: shutil.get_terminal_size().columns - 1]}" if self._tty else self.text() + "\n"
         )
 
     def _write(self, text: str) -> None:

@@ -70,8 +70,6 @@ def test_light_locks_stay_light(name: str, unwanted: set[str]) -> None:
 
 def test_a_package_has_one_version_wherever_our_programs_use_it() -> None:
     """The sandbox's environment is apart on purpose; the others may share one."""
-    engine, dev, platform_ = (
-        pinned(ROOT / "requirements" / f"{name}.lock") for name in ("engine", "dev", "platform")
-    )
+    engine, dev, platform_ = (pinned(ROOT / "requirements" / f"{name}.lock") for name in ("engine", "dev", "platform"))
     for a, b in ((engine, dev), (engine, platform_), (dev, platform_)):
         assert {name: (a[name], b[name]) for name in a.keys() & b.keys() if a[name] != b[name]} == {}

@@ -34,7 +34,7 @@ class Phase(StrEnum):
 class Measured(Strict):
     """A body with metrics: non-finite numbers become None and are flagged by name in ``non_finite``."""
 
-    metrics: dict[str, float | None] = Field(default_factory=dict)
+    metrics: Mapping[str, float | None] = Field(default_factory=dict)
     non_finite: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -128,9 +128,7 @@ class StepFinished(Measured):
     type: Literal["step.finished"] = "step.finished"
     stage: str
     step: int
-    trajectories: str | None = Field(
-        default=None, description="File of the step's trajectories, in the run folder."
-    )
+    trajectories: str | None = Field(default=None, description="File of the step's trajectories, in the run folder.")
     seconds: dict[str, FiniteFloat] = Field(default_factory=dict, description="Wall time by phase.")
 
 

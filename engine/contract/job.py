@@ -53,9 +53,7 @@ class TinyModel(Strict):
     layers: PositiveInt = Field(default=3, description="Transformer blocks.")
     heads: PositiveInt = Field(default=4, description="Attention heads, as many key/value heads.")
     ffn_size: PositiveInt = Field(default=384, description="Width of the feed-forward layer.")
-    context_tokens: int = Field(
-        default=512, ge=64, description="Longest prompt and response together, tokens."
-    )
+    context_tokens: int = Field(default=512, ge=64, description="Longest prompt and response together, tokens.")
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -69,9 +67,7 @@ class FolderModel(Strict):
 
     kind: Literal["folder"]
     path: Path = Field(description="Folder of the model; a relative path is taken from the recipe's folder.")
-    context_tokens: int = Field(
-        default=512, ge=64, description="Longest prompt and response together, tokens."
-    )
+    context_tokens: int = Field(default=512, ge=64, description="Longest prompt and response together, tokens.")
 
     @field_validator("path")
     @classmethod
@@ -93,7 +89,7 @@ class ArithmeticProblems(Strict):
     """Generated problems whose answer a short Python program computes (``engine.data.arithmetic``)."""
 
     kind: Literal["arithmetic"] = "arithmetic"
-    operations: Operations = {1: 0.45, 2: 0.4, 3: 0.15}
+    operations: Operations = Field(default={1: 0.45, 2: 0.4, 3: 0.15})
 
 
 class FileProblems(Strict):
@@ -114,9 +110,7 @@ Problems = Annotated[ArithmeticProblems | FileProblems, Field(discriminator="kin
 class PlantedErrors(Strict):
     """How the SFT trajectories go wrong on purpose: RL is then seen to remove what is planted here."""
 
-    wrong_operation: Share = Field(
-        default=0.3, description="Probability that an operation is computed wrongly."
-    )
+    wrong_operation: Share = Field(default=0.3, description="Probability that an operation is computed wrongly.")
     buggy_call: Share = Field(default=0.4, description="Probability that the first program fails.")
     invalid_json: Share = Field(default=0.05, description="Probability that a tool call is not valid JSON.")
     buggy_retry: Share = Field(default=0.3, description="Probability that a retry fails again.")
@@ -138,15 +132,9 @@ class SftStage(Stage):
     problems: ArithmeticProblems = ArithmeticProblems()
     planted: PlantedErrors = PlantedErrors()
     batch_size: PositiveInt = Field(default=24, description="Trajectories a step.")
-    max_tokens: PositiveInt = Field(
-        default=320, description="Longer trajectories are left out, prompt included."
-    )
-    learning_rate: PositiveFloat = Field(
-        default=4e-3, description="Adam's rate for embeddings, norms and head."
-    )
-    muon_learning_rate: PositiveFloat = Field(
-        default=0.02, description="Muon's rate for the layers' matrices."
-    )
+    max_tokens: PositiveInt = Field(default=320, description="Longer trajectories are left out, prompt included.")
+    learning_rate: PositiveFloat = Field(default=4e-3, description="Adam's rate for embeddings, norms and head.")
+    muon_learning_rate: PositiveFloat = Field(default=0.02, description="Muon's rate for the layers' matrices.")
     warmup_steps: int = Field(default=30, ge=0, description="Linear warm-up, steps.")
     decay_share: Share = Field(default=0.4, description="Last share of the steps with a linear decay to 0.")
     checkpoint_every: PositiveInt = Field(default=50, description="Steps between checkpoints.")
@@ -184,21 +172,13 @@ class RlStage(Stage):
     steps: PositiveInt = Field(description="Rollout batches, each with its update.")
     problems: Problems = ArithmeticProblems()
     problems_per_step: PositiveInt = Field(default=12, description="Groups a step.")
-    rollouts_per_problem: int = Field(
-        default=16, ge=2, description="Rollouts sampled in a group (the paper's 2G)."
-    )
+    rollouts_per_problem: int = Field(default=16, ge=2, description="Rollouts sampled in a group (the paper's 2G).")
     keep_per_problem: PositiveInt = Field(default=8, description="Rollouts kept in a group (the paper's G).")
     max_response_tokens: PositiveInt = Field(description="Longest response, tool tokens included.")
     max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
-    max_calls_per_turn: PositiveInt = Field(
-        default=4, description="Tool calls run in one turn; others are refused."
-    )
-    tool_response_chars: PositiveInt = Field(
-        default=200, description="Tool text over this is cut in its middle."
-    )
-    temperature: PositiveFloat = Field(
-        default=1.0, description="Sampling temperature; top-p and top-k stay off."
-    )
+    max_calls_per_turn: PositiveInt = Field(default=4, description="Tool calls run in one turn; others are refused.")
+    tool_response_chars: PositiveInt = Field(default=200, description="Tool text over this is cut in its middle.")
+    temperature: PositiveFloat = Field(default=1.0, description="Sampling temperature; top-p and top-k stay off.")
     downsampling: Downsampling = RocDownsampling()
     advantage_norm: Literal["std", "none"] = Field(default="std", description="`none` is Dr. GRPO.")
     clip_low: Share = Field(default=0.2, description="The ratio's lower bound is 1 - clip_low.")
@@ -237,19 +217,11 @@ class EvalStage(Stage):
     samples: int = Field(default=1, ge=0, description="Sampled rollouts a problem; 0 for greedy only.")
     greedy: bool = Field(default=True, description="One greedy rollout a problem besides.")
     temperature: PositiveFloat = Field(default=1.0, description="Temperature of the sampled rollouts.")
-    max_response_tokens: PositiveInt = Field(
-        default=160, description="Longest response, tool tokens included."
-    )
+    max_response_tokens: PositiveInt = Field(default=160, description="Longest response, tool tokens included.")
     max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
-    max_calls_per_turn: PositiveInt = Field(
-        default=4, description="Tool calls run in one turn; others are refused."
-    )
-    tool_response_chars: PositiveInt = Field(
-        default=200, description="Tool text over this is cut in its middle."
-    )
-    problem_seed: int = Field(
-        default=99, description="Equal seeds give equal problems, so stages can be compared."
-    )
+    max_calls_per_turn: PositiveInt = Field(default=4, description="Tool calls run in one turn; others are refused.")
+    tool_response_chars: PositiveInt = Field(default=200, description="Tool text over this is cut in its middle.")
+    problem_seed: int = Field(default=99, description="Equal seeds give equal problems, so stages can be compared.")
 
 
 AnyStage = Annotated[SftStage | RlStage | EvalStage, Field(discriminator="kind")]
@@ -258,9 +230,7 @@ AnyStage = Annotated[SftStage | RlStage | EvalStage, Field(discriminator="kind")
 class RolloutResources(Strict):
     """Processes that sample."""
 
-    kind: Literal["vllm", "scripted"] = Field(
-        default="vllm", description="`scripted` is for tests: no model."
-    )
+    kind: Literal["vllm", "scripted"] = Field(default="vllm", description="`scripted` is for tests: no model.")
     engines: PositiveInt = Field(default=1, description="Rollout engine processes.")
     kv_cache_mb: PositiveInt = Field(default=256, description="KV cache of each engine, MiB.")
     max_running: PositiveInt = Field(default=256, description="Most rollouts in flight in one engine.")
@@ -323,17 +293,19 @@ class JobSpec(Strict):
     recipe: Recipe
 
 
+KIND_MISSING = "field kind is missing: it says which of the possible forms this is"
+
+
 def describe(error: ValidationError) -> list[str]:
     """One line a wrong field: its place in the file, what was expected, what was given."""
     lines = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"]) or "recipe"
         given = (
-            ""
-            if item["type"] in ("missing", "extra_forbidden", "value_error")
-            else f" (given: {item['input']!r:.80})"
+            "" if item["type"] in ("missing", "extra_forbidden", "value_error") else f" (given: {item['input']!r:.80})"
         )
-        lines.append(f"{place}: {item['msg']}{given}")
+        said = KIND_MISSING if item["type"] == "union_tag_not_found" else item["msg"]
+        lines.append(f"{place}: {said}{given}")
     return lines
 
 

@@ -77,9 +77,7 @@ def _sum_of_multiples(rng: random.Random) -> Operation:
 def _count_of_multiples(rng: random.Random) -> Operation:
     a, n = rng.randint(3, 9), rng.randint(100, 900)
     sentence = f"Count the multiples of {a} up to {n}."
-    return Operation(
-        "count_multiples", sentence, f"len(range({a},{n}+1,{a}))", (f"sum(range({a},{n}+1,{a}))",)
-    )
+    return Operation("count_multiples", sentence, f"len(range({a},{n}+1,{a}))", (f"sum(range({a},{n}+1,{a}))",))
 
 
 def _count_of_divisors(rng: random.Random) -> Operation:
@@ -96,9 +94,7 @@ def _count_of_divisors(rng: random.Random) -> Operation:
 def _sum_of_divisors(rng: random.Random) -> Operation:
     n = rng.randint(100, 999)
     right = f"sum(d for d in range(1,{n}+1) if {n}%d==0)"
-    return Operation(
-        "sum_divisors", f"Add the divisors of {n}.", right, (f"sum({n}%d==0 for d in range(1,{n}+1))",)
-    )
+    return Operation("sum_divisors", f"Add the divisors of {n}.", right, (f"sum({n}%d==0 for d in range(1,{n}+1))",))
 
 
 def _multiply(rng: random.Random) -> Operation:
@@ -122,9 +118,7 @@ def _remainder(rng: random.Random) -> Operation:
 
 
 def _digit_sum(rng: random.Random) -> Operation:
-    return Operation(
-        "digit_sum", "Replace it by its digit sum.", "sum(map(int,str(abs(x))))", ("len(str(abs(x)))",)
-    )
+    return Operation("digit_sum", "Replace it by its digit sum.", "sum(map(int,str(abs(x))))", ("len(str(abs(x)))",))
 
 
 def _square(rng: random.Random) -> Operation:

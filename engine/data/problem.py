@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.contract.base import visible
+
 
 class DataError(Exception):
     """Data that cannot be used: file, line, field and what was expected."""
@@ -56,4 +58,4 @@ def _parse_line(place: str, line: str) -> Problem:
     for field in ("problem", "answer"):
         if not isinstance(row.get(field), str | int) or row[field] == "":
             raise DataError(f"{place}: field {field}: expected text, got {row.get(field)!r:.60}")
-    return Problem(text=str(row["problem"]), answer=str(row["answer"]))
+    return Problem(text=visible(str(row["problem"])), answer=visible(str(row["answer"])))

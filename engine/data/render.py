@@ -74,9 +74,7 @@ class Renderer:
         trained = [False] * len(ids)
         for message in messages:
             own = message.role == "assistant"
-            part = (
-                [*self.policy_text(message.texts[0]), self.end_id] if own else self.tool_turn(message.texts)
-            )
+            part = [*self.policy_text(message.texts[0]), self.end_id] if own else self.tool_turn(message.texts)
             ids += part
             trained += [own] * len(part)
         return ids, trained

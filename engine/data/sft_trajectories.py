@@ -101,9 +101,7 @@ def _ending(script: Script, value: str) -> str:
     return answer(value) * (2 if script.doubled else 1)
 
 
-def sample_texts(
-    rng: random.Random, problems: Sequence[ArithmeticProblem], planted: PlantedErrors
-) -> list[str]:
+def sample_texts(rng: random.Random, problems: Sequence[ArithmeticProblem], planted: PlantedErrors) -> list[str]:
     """Texts to train a tokenizer on: problems and scripts, nothing executed."""
     texts = []
     for made in problems:

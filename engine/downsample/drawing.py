@@ -43,9 +43,7 @@ def draw_uniformly(members: Sequence[Candidate], quota: int) -> dict[int, Draw]:
 
 def take_first(members: Sequence[Candidate], quota: int) -> dict[int, Draw]:
     """No luck at all: the first ``quota`` members of an order."""
-    return {
-        each.index: Draw(place < quota, inclusion=float(place < quota)) for place, each in enumerate(members)
-    }
+    return {each.index: Draw(place < quota, inclusion=float(place < quota)) for place, each in enumerate(members)}
 
 
 def close(candidates: Sequence[Candidate], draws: Mapping[int, Draw], quotas: Quotas) -> Selection:

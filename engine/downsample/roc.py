@@ -47,9 +47,7 @@ class Roc:
         if self.mode not in ("drawn", "sorted"):
             raise ValueError(f"mode is {self.mode!r}, expected 'drawn' or 'sorted'")
         if self.eps <= 0:
-            raise ValueError(
-                f"eps must be over 0, is {self.eps}: a rollout without penalty needs a finite weight"
-            )
+            raise ValueError(f"eps must be over 0, is {self.eps}: a rollout without penalty needs a finite weight")
 
     def select(self, candidates: Sequence[Candidate], keep: int) -> Selection:
         candidates = in_order(candidates)
@@ -62,8 +60,6 @@ class Roc:
 
     def _draws(self, o_pos: list[Candidate], o_neg: list[Candidate], quotas: Quotas) -> dict[int, Draw]:
         if self.mode == "sorted":  # a stable sort: equal penalties stay in batch order
-            return take_first(sorted(o_pos, key=total_penalty), quotas.right) | take_first(
-                o_neg, quotas.wrong
-            )
+            return take_first(sorted(o_pos, key=total_penalty), quotas.right) | take_first(o_neg, quotas.wrong)
         weights = [draw_weight(total_penalty(each), self.eps) for each in o_pos]
         return draw_weighted(o_pos, weights, quotas.right) | draw_uniformly(o_neg, quotas.wrong)

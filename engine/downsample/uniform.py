@@ -26,6 +26,4 @@ class Uniform:
         o_pos = [each for each in candidates if each.right]
         o_neg = [each for each in candidates if not each.right]
         quotas = class_quotas(len(o_pos), len(o_neg), keep, self.min_per_class)
-        return close(
-            candidates, draw_uniformly(o_pos, quotas.right) | draw_uniformly(o_neg, quotas.wrong), quotas
-        )
+        return close(candidates, draw_uniformly(o_pos, quotas.right) | draw_uniformly(o_neg, quotas.wrong), quotas)

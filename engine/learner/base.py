@@ -37,9 +37,7 @@ class UpdateResult:
 class Learner(Protocol):
     """Weights, optimizer and schedule of one stage."""
 
-    def sft_update(
-        self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None
-    ) -> UpdateResult:
+    def sft_update(self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None) -> UpdateResult:
         """One optimizer step of next-token cross-entropy over the trained tokens.
 
         The loss is the sum over trained tokens divided by their count in the batch, or by ``normaliser`` if given.

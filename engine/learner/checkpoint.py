@@ -97,9 +97,7 @@ class ModelCard:
     digest: str
 
     @classmethod
-    def of(
-        cls, architecture: str, config: Mapping[str, object], shapes: Mapping[str, Sequence[int]]
-    ) -> "ModelCard":
+    def of(cls, architecture: str, config: Mapping[str, object], shapes: Mapping[str, Sequence[int]]) -> "ModelCard":
         """From a Hugging Face config and the shapes of all parameters by name."""
         lines = [f"{name} {'x'.join(map(str, shape))}" for name, shape in sorted(shapes.items())]
         return cls(
@@ -142,6 +140,4 @@ def check_card(folder: Path, *, kind: str, model: ModelCard) -> None:
     if theirs.digest != model.digest:
         raise CheckpointMismatch(f"{folder} is a checkpoint of {theirs}; this learner holds {model}")
     if their_kind != kind:
-        raise CheckpointMismatch(
-            f"{folder} is a checkpoint of an {their_kind} learner; this is an {kind} learner"
-        )
+        raise CheckpointMismatch(f"{folder} is a checkpoint of an {their_kind} learner; this is an {kind} learner")

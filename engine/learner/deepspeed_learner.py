@@ -17,6 +17,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from engine.contract.job import LearnerResources, RlStage, SftStage
@@ -88,9 +89,7 @@ class DeepSpeedLearner:
 
     # --- updates ---
 
-    def sft_update(
-        self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None
-    ) -> UpdateResult:
+    def sft_update(self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None) -> UpdateResult:
         """One step of next-token cross-entropy.
 
         Metrics: ``loss`` (what is minimised), ``nll`` (nats per trained token: equal to it without
@@ -120,9 +119,7 @@ class DeepSpeedLearner:
         }
         return UpdateResult({**metrics, **specific, "seconds": time.perf_counter() - began})
 
-    def _cross_entropy(
-        self, normaliser: float | None, pack: MicroBatch, logits_TV: Tensor, tally: Tally
-    ) -> Tensor:
+    def _cross_entropy(self, normaliser: float | None, pack: MicroBatch, logits_TV: Tensor, tally: Tally) -> Tensor:
         total = -token_logp(logits_TV, pack.target_T, self.optim.temperature).sum()
         tally.nll += total.item()
         return token_mean(total, tally.tokens) if normaliser is None else total / normaliser
@@ -144,9 +141,7 @@ class DeepSpeedLearner:
         tally.add_gap(logp_T.detach() if pack.old_T is None else pack.old_T, pack.sampler_T)
         return token_mean(part.sum, tally.tokens)
 
-    def _update(
-        self, batch: Sequence[Sample], lr_scale: float, loss_of: LossOf
-    ) -> tuple[Tally, dict[str, float]]:
+    def _update(self, batch: Sequence[Sample], lr_scale: float, loss_of: LossOf) -> tuple[Tally, dict[str, float]]:
         packs = micro_batches(batch, self._micro_batch_tokens)
         tally = Tally(tokens=sum(pack.tokens for pack in packs))
         grad_norm = self._accumulate(packs, tally, loss_of)
@@ -216,7 +211,8 @@ class DeepSpeedLearner:
 
         ``OSError`` (disk full) leaves the older files.
         """
-        self._model.export(folder)
+        with _write_errors(folder):
+            self._model.export(folder)
 
     # --- checkpoints ---
 
@@ -263,8 +259,8 @@ def _all_trained(sample: Sample) -> Sample:
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """torch reports a write that failed as a RuntimeError of its own."""
+    """torch and safetensors report a write that failed as errors of their own."""
     try:
         yield
-    except RuntimeError as error:
-        raise OSError(f"{folder}: the checkpoint could not be written: {error}") from error
+    except (RuntimeError, SafetensorError) as error:
+        raise OSError(f"{folder}: weights could not be written: {error}") from error

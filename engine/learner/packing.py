@@ -65,9 +65,7 @@ def _check(row: int, sample: Sample) -> None:
         if length != places and (length or name == "trained"):
             raise ValueError(f"sample {row}: {name} has {length} places, ids has {places}")
     if places and sample.trained[0]:
-        raise ValueError(
-            f"sample {row}: token 0 is marked as trained, but nothing stands before it to predict it"
-        )
+        raise ValueError(f"sample {row}: token 0 is marked as trained, but nothing stands before it to predict it")
 
 
 def _all_or_none(samples: Sequence[Sample], rows: Sequence[int], name: str) -> bool:
@@ -95,9 +93,7 @@ def _pack(samples: Sequence[Sample], rows: Sequence[int], has_sampler: bool, has
     for line, row in enumerate(rows):
         ids = samples[row].ids
         ids_BL[line, : len(ids) - 1] = torch.tensor(ids[:-1], dtype=torch.long)
-    trained = [
-        (line, row, at) for line, row in enumerate(rows) for at, on in enumerate(samples[row].trained) if on
-    ]
+    trained = [(line, row, at) for line, row in enumerate(rows) for at, on in enumerate(samples[row].trained) if on]
 
     def column(value: Callable[[Sample, int], float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor([value(samples[row], at) for _, row, at in trained], dtype=dtype)

@@ -35,9 +35,7 @@ class PolicyModel(nn.Module):
     def forward(self, ids_BL: Tensor, place_T: Tensor) -> Tensor:
         """Logits [T, V] at flat places of [B, L]."""
         hidden_BLH: Tensor = self.causal.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-        logits_TV: Tensor = self.causal.get_output_embeddings()(
-            hidden_BLH.flatten(0, 1).index_select(0, place_T)
-        )
+        logits_TV: Tensor = self.causal.get_output_embeddings()(hidden_BLH.flatten(0, 1).index_select(0, place_T))
         return logits_TV
 
     def card(self) -> ModelCard:
@@ -52,13 +50,9 @@ class PolicyModel(nn.Module):
         shared memory): vLLM on CPU keeps a packed copy of it, and a file that does not name it leaves the
         old one serving.
         """
-        weights = {
-            name: weight.detach().clone().contiguous() for name, weight in self.causal.state_dict().items()
-        }
+        weights = {name: weight.detach().clone().contiguous() for name, weight in self.causal.state_dict().items()}
         replace_file(folder / "config.json", self._write_config)
-        replace_file(
-            folder / "model.safetensors", lambda path: save_file(weights, path, metadata={"format": "pt"})
-        )
+        replace_file(folder / "model.safetensors", lambda path: save_file(weights, path, metadata={"format": "pt"}))
 
     def _write_config(self, path: Path) -> None:
         path.write_bytes(self._config_json)

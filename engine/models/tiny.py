@@ -42,9 +42,7 @@ def make_tiny_model(folder: Path, model: TinyModel, *, seed: int) -> None:
     weights = {name: tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2, default=str) + "\n")
-    (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": CONTROL_TOKENS.index(END)}) + "\n"
-    )
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": CONTROL_TOKENS.index(END)}) + "\n")
 
 
 def _corpus(seed: int) -> list[str]:

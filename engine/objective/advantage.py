@@ -22,9 +22,7 @@ def group_advantages(
     if norm not in ("std", "none"):
         raise ValueError(f"norm is {norm!r}, expected 'std' or 'none'")
     if not torch.isfinite(reward_N).all():
-        raise ValueError(
-            f"reward is not finite: {reward_N.tolist()}; leave rollouts without a score out of the group"
-        )
+        raise ValueError(f"reward is not finite: {reward_N.tolist()}; leave rollouts without a score out of the group")
     if reward_N.numel() <= 1 or bool((reward_N == reward_N[0]).all()):
         return torch.zeros_like(reward_N)  # exactly: a rounded mean would leave dust that 1/eps blows up
     centred_N = reward_N - reward_N.mean()

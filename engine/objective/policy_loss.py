@@ -87,9 +87,7 @@ def token_mean(loss_sum: Tensor, tokens_of_update: int, world: int = 1) -> Tenso
     number of accumulation steps.
     """
     if tokens_of_update <= 0 or world <= 0:
-        raise ValueError(
-            f"tokens_of_update {tokens_of_update} and world {world} must be over 0; skip an empty update"
-        )
+        raise ValueError(f"tokens_of_update {tokens_of_update} and world {world} must be over 0; skip an empty update")
     return loss_sum * (world / tokens_of_update)
 
 

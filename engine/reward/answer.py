@@ -34,9 +34,7 @@ _PLAIN = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = rf"[+-]?(?:{_PLAIN})"
 _INTEGER_OR_DECIMAL = re.compile(_NUMBER)
 _QUOTIENT = re.compile(rf"(?P<sign>)(?P<top>{_NUMBER})\s*/\s*(?P<bottom>{_NUMBER})")
-_FRAC = re.compile(
-    rf"(?P<sign>[+-]?)\\[dt]?frac\s*\{{\s*(?P<top>{_NUMBER})\s*\}}\s*\{{\s*(?P<bottom>{_NUMBER})\s*\}}"
-)
+_FRAC = re.compile(rf"(?P<sign>[+-]?)\\[dt]?frac\s*\{{\s*(?P<top>{_NUMBER})\s*\}}\s*\{{\s*(?P<bottom>{_NUMBER})\s*\}}")
 
 
 def extract_answer(sampled_text: str, rule: ExtractRule = "answer_tag") -> str | None:

@@ -255,9 +255,7 @@ async def _all_or_none(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 async def _answer(call: ToolCall | CallError, executor: Executor, limits: TurnLimits) -> ToolCallRecord:
     if isinstance(call, CallError):
         return ToolCallRecord(name="", status=PARSE_ERROR, response=_fit(call.text, limits))
-    request = ExecRequest(
-        code=call.arguments["code"], stdin=call.arguments.get("input", ""), limits=limits.sandbox
-    )
+    request = ExecRequest(code=call.arguments["code"], stdin=call.arguments.get("input", ""), limits=limits.sandbox)
     result = await executor.execute(request)
     if result.id != request.id:
         raise SandboxUnavailable(f"asked for {request.id}, got the result of {result.id}")

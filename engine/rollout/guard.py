@@ -25,6 +25,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_S = 1.0
 _TICK_S = 0.05
+_FOLLOW_S = 1.0  # for children to follow their parent by themselves
 _TRACKER = "multiprocessing.resource_tracker"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -118,10 +119,13 @@ def _gone_within(seconds: float, *, kill: bool) -> bool:
 
 def _end_tree(command: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """First politely, then by force, then without exception."""
-    if command.poll() is None:
+    try:
         command.terminate()
-        if _gone_within(grace_s, kill=False):
-            return
+        command.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        command.kill()
+    if _gone_within(_FOLLOW_S, kill=False):
+        return
     if not _gone_within(grace_s, kill=True):
         _signal_all(_descendants(), signal.SIGKILL)
         _gone_within(grace_s, kill=True)

@@ -120,6 +120,4 @@ class KvCap:
 
     def _explain(self, max_tokens: int, opened: dict[str, _Engine]) -> str:
         held = ", ".join(f"{name}: {e.usable_blocks * e.block_tokens}" for name, e in opened.items())
-        return (
-            f"a rollout of {max_tokens} tokens fits no engine's KV cache (tokens: {held}); raise kv_cache_mb"
-        )
+        return f"a rollout of {max_tokens} tokens fits no engine's KV cache (tokens: {held}); raise kv_cache_mb"

@@ -36,9 +36,7 @@ _MARK = re.compile(r"<tool_call>|</?(?:think|reason)>")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CUT = frozenset({"length", "abort"})
 _QUOTED_CHARS = 60
-_EXPECTED = (
-    'Expected {"name": <tool>, "arguments": {...}} as one JSON object between <tool_call> and </tool_call>.'
-)
+_EXPECTED = 'Expected {"name": <tool>, "arguments": {...}} as one JSON object between <tool_call> and </tool_call>.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,7 @@ class ToolSpec:
     def __post_init__(self) -> None:
         for name, schema in self.properties.items():
             if schema.get("type") != "string":
-                raise ValueError(
-                    f"tool {self.name}: parameter {name} must have type string, has {schema.get('type')}"
-                )
+                raise ValueError(f"tool {self.name}: parameter {name} must have type string, has {schema.get('type')}")
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -193,9 +189,7 @@ def _answer(block: _Block, tools: Mapping[str, ToolSpec]) -> ToolCall | CallErro
     if name not in tools:
         return CallError(f"Tool call error: unknown tool {_quoted(name)}. Known tools: {', '.join(tools)}.")
     if not isinstance(arguments, dict):
-        return CallError(
-            f'Tool call error: "arguments" is {_kind(arguments)}, expected an object. {_EXPECTED}'
-        )
+        return CallError(f'Tool call error: "arguments" is {_kind(arguments)}, expected an object. {_EXPECTED}')
     if problem := _argument_problem(tools[name], arguments):
         return CallError(f"Tool call error: {problem}. {_signature(tools[name])}")
     return ToolCall(name, arguments)

@@ -98,8 +98,7 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
 
     def command(self) -> list[str]:
-        """The server's command line."""
-        self._starts += 1
+        """The server's command line for the present start."""
         seed = random.Random(f"{self._seed}:{self.name}:{self._starts}").getrandbits(31)
         return [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -113,6 +112,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Be healthy and warm, serving the model folder's weights as version 0."""
         await self.close()
+        self._starts += 1
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         make_private(self._private)
         folder = str(self._private)

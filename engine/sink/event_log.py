@@ -72,16 +72,10 @@ class EventLog:
         with self._writing:
             event = Event(attempt=self.attempt, seq=self._seq + 1, at=time.time(), body=body)
             self._write(event)
-            failed = [
-                (subscriber, error)
-                for subscriber in self._subscribers
-                if (error := _hand_on(subscriber, event))
-            ]
+            failed = [(subscriber, error) for subscriber in self._subscribers if (error := _hand_on(subscriber, event))]
             for subscriber, error in failed:
                 self._subscribers.remove(subscriber)
-                self.append(
-                    LogLine(level="warning", message=f"{_name(subscriber)} gets no more events: {error!r}")
-                )
+                self.append(LogLine(level="warning", message=f"{_name(subscriber)} gets no more events: {error!r}"))
         return event
 
     def _write(self, event: Event) -> None:
@@ -95,9 +89,7 @@ class EventLog:
                     os.fsync(self._descriptor)
                 self._size += len(line)
                 self._seq = event.seq
-            except (
-                BaseException
-            ):  # an interrupt too: either the whole line is there and counted, or nothing of it
+            except BaseException:  # an interrupt too: either the whole line is there and counted, or nothing of it
                 os.ftruncate(self._descriptor, self._size)
                 raise
 

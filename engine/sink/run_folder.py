@@ -46,18 +46,14 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{path} is a file; a run needs a folder of its own")
         if path.is_dir() and any(path.iterdir()):
-            raise RunFolderError(
-                f"{path} is not empty: use --resume to go on with that run, or name another folder"
-            )
+            raise RunFolderError(f"{path} is not empty: use --resume to go on with that run, or name another folder")
         folder = cls(path)
         for part in (folder.model, folder.data, folder.logs, folder.path / "attempts"):
             part.mkdir(parents=True, exist_ok=True)
         if recipe_toml is not None:
             replace_file(folder.recipe_toml, lambda temporary: _write_text(temporary, recipe_toml))
         # job.json last: a folder that has one is complete.
-        replace_file(
-            folder.job_json, lambda temporary: _write_text(temporary, job.model_dump_json(indent=2) + "\n")
-        )
+        replace_file(folder.job_json, lambda temporary: _write_text(temporary, job.model_dump_json(indent=2) + "\n"))
         return folder
 
     @classmethod
@@ -81,9 +77,7 @@ class RunFolder:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunFolderError(f"{self.job_json} is not JSON: {error}") from error
         if not isinstance(raw, dict):
-            raise RunFolderError(
-                f"{self.job_json} should hold a JSON object, it holds a {type(raw).__name__}"
-            )
+            raise RunFolderError(f"{self.job_json} should hold a JSON object, it holds a {type(raw).__name__}")
         return raw
 
     @cached_property
@@ -92,9 +86,7 @@ class RunFolder:
         try:
             return JobSpec.model_validate_json(json.dumps(self._raw_job))
         except ValidationError as error:
-            raise RunFolderError(
-                f"{self.job_json}:\n" + "\n".join(f"  {line}" for line in describe(error))
-            ) from error
+            raise RunFolderError(f"{self.job_json}:\n" + "\n".join(f"  {line}" for line in describe(error))) from error
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -115,9 +107,7 @@ class RunFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise RunFolderBusy(
-                f"{self.path}: an engine is already running here, pid {pid}; stop it first"
-            ) from error
+            raise RunFolderBusy(f"{self.path}: an engine is already running here, pid {pid}; stop it first") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
 

@@ -112,9 +112,7 @@ def _storable(value: object) -> object:
 def _visible_turns(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """Turns with every text made visible; as they are when nothing needs it, which is nearly always."""
     return tuple(
-        turn.model_copy(
-            update={"text": visible(turn.text), "calls": tuple(_visible_call(c) for c in turn.calls)}
-        )
+        turn.model_copy(update={"text": visible(turn.text), "calls": tuple(_visible_call(c) for c in turn.calls)})
         for turn in turns
     )
 
@@ -157,7 +155,5 @@ def _read(path: Path, columns: list[str]) -> pa.Table:
     version = (table.schema.metadata or {}).get(b"starloom.trajectories")
     if version != SCHEMA_VERSION:
         found = "no" if version is None else version.decode()
-        raise TrajectoriesUnreadable(
-            f"{path}: trajectory schema {SCHEMA_VERSION.decode()} expected, {found} found"
-        )
+        raise TrajectoriesUnreadable(f"{path}: trajectory schema {SCHEMA_VERSION.decode()} expected, {found} found")
     return table

@@ -38,9 +38,7 @@ class Checkpoint:
         return self.path / "learner"
 
 
-def save(
-    path: Path, learner: Learner, *, version: int, finished: StepFinished, tokenizer_from: Path
-) -> Checkpoint:
+def save(path: Path, learner: Learner, *, version: int, finished: StepFinished, tokenizer_from: Path) -> Checkpoint:
     """Write a checkpoint; it is there completely or not at all. ``OSError`` (disk full) leaves older ones good."""
     state = {
         "schema": SCHEMA,

@@ -42,9 +42,7 @@ async def run_eval(context: StageContext, stage: EvalStage) -> None:
         "left_out": float(len(problems) * (stage.samples + stage.greedy) - len(sampled) - len(greedy)),
         "tokens_per_s": generated_tokens([*sampled, *greedy]) / seconds,
     }
-    context.log.append(
-        EvalFinished(stage=stage.name, metrics=metrics, trajectories=context.folder.relative(path))
-    )
+    context.log.append(EvalFinished(stage=stage.name, metrics=metrics, trajectories=context.folder.relative(path)))
 
 
 def fitting_problems(context: StageContext, stage: EvalStage) -> list[Problem]:

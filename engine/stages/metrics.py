@@ -45,9 +45,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "tool_error_rate_right": tool_error_rate(right),
         "tool_calls": mean(len(t.calls) for t in trajectories),
         "response_tokens": mean(len(t.ids) for t in trajectories),
-        "truncated_share": mean(
-            t.stop_reason in (StopReason.length, StopReason.max_turns) for t in trajectories
-        ),
+        "truncated_share": mean(t.stop_reason in (StopReason.length, StopReason.max_turns) for t in trajectories),
         "answered_share": mean(t.stop_reason is StopReason.answered for t in trajectories),
     }
 

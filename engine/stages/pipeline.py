@@ -50,9 +50,7 @@ class Outcome(StrEnum):
     stopped = "stopped"
 
 
-async def run_attempt(
-    folder: RunFolder, inbox: Inbox, subscribers: Sequence[Callable[[Event], None]] = ()
-) -> Outcome:
+async def run_attempt(folder: RunFolder, inbox: Inbox, subscribers: Sequence[Callable[[Event], None]] = ()) -> Outcome:
     """Do or go on with the job of a run folder, which the caller has locked.
 
     Whatever fails is told as ``run.failed`` and raised again; the folder stays good for another attempt.
@@ -98,9 +96,7 @@ def tell_failure(folder: RunFolder, log: EventLog, error: Exception) -> None:
     """Keep the trace in the run folder and the message in the log; a full disk can take neither and is the message."""
     with suppress(OSError, SinkFull):
         trace = "".join(traceback.format_exception(error))
-        (folder.logs / f"failure-{log.attempt:04d}.txt").write_text(
-            trace, encoding="utf-8", errors="backslashreplace"
-        )
+        (folder.logs / f"failure-{log.attempt:04d}.txt").write_text(trace, encoding="utf-8", errors="backslashreplace")
         log.append(RunFailed(error=type(error).__name__, message=str(error)))
 
 

@@ -29,9 +29,7 @@ class StageProgress:
         if (self._stage, self.checkpoint.step) not in told:
             self._tell(self.checkpoint)
 
-    async def finish_step(
-        self, learner: Learner, finished: StepFinished, *, version: int, every: int
-    ) -> None:
+    async def finish_step(self, learner: Learner, finished: StepFinished, *, version: int, every: int) -> None:
         """Tell a finished step. Durable first, where ``every``, the last step or a waiting command asks for it."""
         commands = self._context.inbox.take()
         if commands or finished.step % every == 0 or finished.step == self._steps:
@@ -59,7 +57,5 @@ class StageProgress:
     def final(self) -> Checkpoint:
         """The checkpoint of the last step."""
         if self.checkpoint is None or self.checkpoint.step != self._steps:
-            raise RuntimeError(
-                f"stage {self._stage} ended without a checkpoint of its last step {self._steps}"
-            )
+            raise RuntimeError(f"stage {self._stage} ended without a checkpoint of its last step {self._steps}")
         return self.checkpoint

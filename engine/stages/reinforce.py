@@ -7,7 +7,6 @@ training on samples of another policy is quietly wrong. Leaves out refill of rej
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -92,9 +91,7 @@ class RlStep:
             trajectories = await self.context.rollouts.sample(asks, self.stage)
             await self.context.tell_load(self.stage.name, self.step, trajectories)
         with self._phase(Phase.scoring):
-            trajectories = await asyncio.to_thread(
-                lambda: [scored(t, self.context.reward) for t in trajectories]
-            )
+            trajectories = await asyncio.to_thread(lambda: [scored(t, self.context.reward) for t in trajectories])
         with self._phase(Phase.downsampling):
             groups = await asyncio.to_thread(self.select, trajectories)
             for group in groups:
@@ -138,23 +135,21 @@ class RlStep:
         for trajectory in trajectories:
             if trajectory.reward_status is RewardStatus.scored:
                 by_group.setdefault(trajectory.group, []).append(trajectory)
-        return [
-            select_group(sorted(g, key=lambda t: t.replica), self.stage, downsampler)
-            for g in by_group.values()
-        ]
+        return [select_group(sorted(g, key=lambda t: t.replica), self.stage, downsampler) for g in by_group.values()]
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """All updates of the step; without anything kept, only the check of sampler against learner."""
         kept = [sample_of(t) for group in groups for t in group.trajectories if t.kept]
         if not kept:
-            self.refuse_gap(self.gap_without_update(groups))
-            return {"kept_rollouts": 0.0, "lr": 0.0}
+            gaps = self.gaps_without_update(groups)
+            self.refuse_gap(**gaps)
+            return {**gaps, "kept_rollouts": 0.0, "lr": 0.0}
         parts = self.parts(kept)
         results = [self.learner.rl_update(part, lr_scale=self.lr_scale(groups)).metrics for part in parts]
-        self.refuse_gap(results[0].get("logprob_gap_max", math.nan))
+        gaps = {name: results[0][name] for name in ("logprob_gap_max", "logprob_gap_mean")}
+        self.refuse_gap(**gaps)
         merged = {name: mean(r[name] for r in results) for name in results[0]}
-        merged["logprob_gap_max"] = results[0]["logprob_gap_max"]
-        return {**merged, "kept_rollouts": float(len(kept))}
+        return {**merged, **gaps, "kept_rollouts": float(len(kept))}
 
     def parts(self, kept: Sequence[Sample]) -> list[list[Sample]]:
         """The step's samples in ``updates_per_step`` parts, each seen once, old log-probabilities before the first."""
@@ -164,8 +159,7 @@ class RlStep:
         if count > 1:
             old = self.learner.logprobs(shuffled)
             shuffled = [
-                Sample(s.ids, s.trained, s.logprobs, logp, s.advantage)
-                for s, logp in zip(shuffled, old, strict=True)
+                Sample(s.ids, s.trained, s.logprobs, logp, s.advantage) for s, logp in zip(shuffled, old, strict=True)
             ]
         return [shuffled[start::count] for start in range(count)]
 
@@ -175,24 +169,25 @@ class RlStep:
         informative = mean(group.outcome == "kept" for group in groups)
         return warm * (min(1.0, 2 * informative) if self.stage.scale_by_informative else 1.0)
 
-    def gap_without_update(self, groups: Sequence[Group]) -> float:
+    def gaps_without_update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The same check on a few trajectories; without any, there is nothing to differ about."""
         some = [sample_of(t) for group in groups for t in group.trajectories][:CHECKED_WITHOUT_UPDATE]
-        if not some:
-            return 0.0
-        learned = self.learner.logprobs(some)
         gaps = [
             abs(ours - theirs)
-            for sample, row in zip(some, learned, strict=True)
+            for sample, row in zip(some, self.learner.logprobs(some) if some else [], strict=True)
             for ours, theirs, trained in zip(row, sample.logprobs, sample.trained, strict=True)
             if trained
         ]
-        return max(gaps, default=0.0)
+        return {"logprob_gap_max": max(gaps, default=0.0), "logprob_gap_mean": sum(gaps) / max(1, len(gaps))}
 
-    def refuse_gap(self, gap: float) -> None:
-        if not gap <= self.stage.max_logprob_gap:
+    def refuse_gap(self, logprob_gap_max: float, logprob_gap_mean: float) -> None:
+        """Stop when sampler and learner disagree; a gap that is not a number disagrees too."""
+        allowed = self.stage.max_logprob_gap
+        if not (logprob_gap_max <= allowed and logprob_gap_mean <= allowed / 10):
             raise PolicyMismatch(
-                f"stage {self.stage.name}, step {self.step}: sampler and learner differ by {gap:.2e} in log-probability "
-                f"on sampled tokens, allowed {self.stage.max_logprob_gap:.0e}; the engine does not serve the learner's weights"
+                f"stage {self.stage.name}, step {self.step}: sampler and learner differ on sampled tokens by "
+                f"{logprob_gap_max:.1e} at most and {logprob_gap_mean:.1e} on average in log-probability, allowed are "
+                f"{allowed:.0e} and {allowed / 10:.0e}; the engine does not serve the learner's weights"
             )
 
     async def record(self, groups: Sequence[Group], update: dict[str, float]) -> StepFinished:
@@ -206,9 +201,7 @@ class RlStep:
             **update,
             "kept_groups": float(outcomes.count("kept")),
             **{name: float(outcomes.count(name)) for name in ("all_right", "all_wrong", "roc_emptied")},
-            "left_out": float(
-                self.stage.problems_per_step * self.stage.rollouts_per_problem - len(trajectories)
-            ),
+            "left_out": float(self.stage.problems_per_step * self.stage.rollouts_per_problem - len(trajectories)),
             "tokens_per_s": generated_tokens(trajectories) / self.watch.seconds["sampling"],
         }
         return StepFinished(

@@ -103,9 +103,7 @@ class Rollouts:
         finished = [each for each in done if isinstance(each, Trajectory)]
         failures = [each for each in done if isinstance(each, Failed)]
         if failures and not finished:
-            raise EngineUnavailable(
-                f"all {len(failures)} rollouts were lost, the last by: {failures[-1].reason}"
-            )
+            raise EngineUnavailable(f"all {len(failures)} rollouts were lost, the last by: {failures[-1].reason}")
         return finished
 
     def _limits(self, stage: RlStage | EvalStage) -> TurnLimits:

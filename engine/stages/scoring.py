@@ -79,7 +79,7 @@ class Group:
 
 
 def select_group(trajectories: Sequence[Trajectory], stage: RlStage, downsampler: Downsampler) -> Group:
-    """Keep some of a group's scored rollouts; the kept ones get their advantages after the selection, as in the paper."""
+    """Keep some of a group's scored rollouts; the kept get their advantages after the selection, as in the paper."""
     left_out = stage.rollouts_per_problem - len(trajectories)
     keep = keep_count(stage.rollouts_per_problem, stage.keep_per_problem, len(trajectories))
     selection = downsampler.select([candidate(i, t) for i, t in enumerate(trajectories)], keep)

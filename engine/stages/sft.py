@@ -64,9 +64,7 @@ async def sft_step(
     normaliser = stage.batch_size * mean_trained(rows)
     if step == progress.next_step:
         context.phase(stage.name, step, Phase.update)
-    result = await context.learner_thread(
-        lambda: learner.sft_update(batch, lr_scale=scale, normaliser=normaliser)
-    )
+    result = await context.learner_thread(lambda: learner.sft_update(batch, lr_scale=scale, normaliser=normaliser))
     seconds = time.monotonic() - began
     tokens = sum(len(sample.ids) for sample in batch)
     metrics = {**result.metrics, "tokens_per_s": tokens / seconds}
@@ -100,9 +98,7 @@ def encode(context: StageContext, stage: SftStage, data: Sequence[Conversation])
     rendered = [context.renderer.conversation(problem, messages) for problem, messages in data]
     rows = [Sample(ids, trained) for ids, trained in rendered if len(ids) <= stage.max_tokens]
     if len(rows) < len(data):
-        context.warn(
-            f"{stage.name}: {len(data) - len(rows)} trajectories over {stage.max_tokens} tokens left out"
-        )
+        context.warn(f"{stage.name}: {len(data) - len(rows)} trajectories over {stage.max_tokens} tokens left out")
     if not rows:
         raise ValueError(f"stage {stage.name}: every trajectory is longer than max_tokens {stage.max_tokens}")
     return sorted(rows, key=lambda row: len(row.ids))
@@ -112,9 +108,7 @@ async def conversations(context: StageContext, stage: SftStage) -> list[Conversa
     """The stage's trajectories: read from the run folder, or made and written there."""
     path = context.folder.data / f"{stage.name}.jsonl"
     if not path.is_file():
-        context.say(
-            f"{stage.name}: making {stage.examples} trajectories, every call really runs in the sandbox"
-        )
+        context.say(f"{stage.name}: making {stage.examples} trajectories, every call really runs in the sandbox")
         write_conversations(path, await make_conversations(context, stage))
     return read_conversations(path)
 
@@ -142,6 +136,4 @@ def write_conversations(path: Path, data: Sequence[Conversation]) -> None:
 
 def read_conversations(path: Path) -> list[Conversation]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        (row["problem"], [Message(role, tuple(texts)) for role, *texts in row["messages"]]) for row in rows
-    ]
+    return [(row["problem"], [Message(role, tuple(texts)) for role, *texts in row["messages"]]) for row in rows]

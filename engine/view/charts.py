@@ -5,7 +5,7 @@ Every chart answers one question and says so. Colours of text, grid and backgrou
 sheet, so that a figure fits light and dark. Leaves out the page: ``report.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
@@ -69,8 +69,7 @@ def evaluations(history: History) -> Chart:
     ):
         values = [stage.evaluation.metrics.get(key) if stage.evaluation else None for _, stage in found]
         errors = [
-            _stderr(stage.evaluation.metrics) if key == "pass@1" and stage.evaluation else 0.0
-            for _, stage in found
+            _stderr(stage.evaluation.metrics) if key == "pass@1" and stage.evaluation else 0.0 for _, stage in found
         ]
         figure.add_scatter(
             x=places,
@@ -91,7 +90,7 @@ def evaluations(history: History) -> Chart:
     return Chart(words.name, words.title, words.question, "Bars are one standard error.", figure, head, rows)
 
 
-def _stderr(metrics: dict[str, float | None]) -> float:
+def _stderr(metrics: Mapping[str, float | None]) -> float:
     return metrics.get("pass@1_stderr") or 0.0
 
 
@@ -149,9 +148,7 @@ def entropy(history: History) -> Chart:
 def logprob_gap(history: History) -> Chart:
     """Sampler against learner on the same tokens; the run stops when it is too large."""
     lines = [Line("logprob_gap_max", "largest difference", RED)]
-    chart = _lines(
-        history, "gap", "Sampler against learner", "Do both see the same policy, token by token?", lines
-    )
+    chart = _lines(history, "gap", "Sampler against learner", "Do both see the same policy, token by token?", lines)
     if chart.figure is not None:
         chart.figure.update_yaxes(type="log", exponentformat="e", rangemode="normal")
     return chart
@@ -159,9 +156,7 @@ def logprob_gap(history: History) -> Chart:
 
 def tokens_per_s(history: History) -> Chart:
     """Speed of a whole step."""
-    return _lines(
-        history, "speed", "Tokens per second", "How fast?", [Line("tokens_per_s", "tokens/s", GREY)], count
-    )
+    return _lines(history, "speed", "Tokens per second", "How fast?", [Line("tokens_per_s", "tokens/s", GREY)], count)
 
 
 def roc_outcomes(history: History) -> Chart:
@@ -209,9 +204,7 @@ def phase_seconds(history: History) -> Chart:
         )
     figure.update_layout(barmode="stack", bargap=0.12)
     _mark_stages(figure, history, "rl")
-    rows = [
-        [*_place(history, x, body, "rl"), *(_seconds(body, name) for name in phases)] for x, body in points
-    ]
+    rows = [[*_place(history, x, body, "rl"), *(_seconds(body, name) for name in phases)] for x, body in points]
     total = sum(sum(body.seconds.values()) for _, body in points)
     words = f"{duration(total)} over {len(points)} steps."
     return Chart(empty.name, empty.title, empty.question, words, figure, ["RL step", "stage", *phases], rows)
@@ -262,16 +255,12 @@ def _last(points: Sequence[tuple[int, StepFinished]], lines: Sequence[Line], sho
     for line in lines:
         values = [value for _, body in points if (value := body.metrics.get(line.key)) is not None]
         broken = sum(line.key in body.non_finite for _, body in points)
-        text = (
-            f"{line.label}: {show(values[0])} → {show(values[-1])}" if values else f"{line.label}: no value"
-        )
+        text = f"{line.label}: {show(values[0])} → {show(values[-1])}" if values else f"{line.label}: no value"
         said.append(text + (f" ({broken} not finite, shown as gaps)" if broken else ""))
     return "; ".join(said) + "."
 
 
-def _table(
-    history: History, lines: Sequence[Line], show: Format, kind: str
-) -> tuple[list[str], list[list[str]]]:
+def _table(history: History, lines: Sequence[Line], show: Format, kind: str) -> tuple[list[str], list[list[str]]]:
     rows = [
         [*_place(history, x, body, kind), *(_cell(body, line.key, show) for line in lines)]
         for x, body in history.points(kind)

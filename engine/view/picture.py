@@ -75,9 +75,7 @@ class Picture:
         """Take in the next event."""
         match event.body:
             case RunStarted() as body:
-                self.stages = {
-                    plan.name: StageProgress(plan.name, plan.kind, plan.steps) for plan in body.stages
-                }
+                self.stages = {plan.name: StageProgress(plan.name, plan.kind, plan.steps) for plan in body.stages}
             case StageStarted() as body:
                 self._start(body, event.at)
             case PhaseStarted() as body:

@@ -34,6 +34,7 @@ from engine.view.picture import Picture, StageProgress
 from engine.view.wording import NOTHING, Measure, count, duration, mean, percent, plain, say, sparkline
 
 _REFRESH_S = 0.25
+_PLAIN_LINES = 25
 _MEASURES = {
     "sft": (
         Measure("loss", "loss", plain),
@@ -127,9 +128,7 @@ def scrolling_lines(event: Event) -> Iterator[Text]:
     """What stays on the screen above the live part: said once, worth keeping."""
     match event.body:
         case RunStarted() as body:
-            yield Text(
-                f"run {body.run_id} · recipe {body.recipe} · {body.digest[:12]} · attempt {event.attempt}"
-            )
+            yield Text(f"run {body.run_id} · recipe {body.recipe} · {body.digest[:12]} · attempt {event.attempt}")
             if body.resumed_from:
                 yield Text(f"going on from {body.resumed_from}")
             yield from (Text(f"note: {note}", style="italic") for note in body.notes)
@@ -153,9 +152,17 @@ def plain_lines(event: Event, picture: Picture) -> Iterator[Text]:
         case StageStarted() as body:
             yield Text(f"[{body.stage}] {body.kind}, steps {body.first_step} to {body.steps}")
         case StepFinished() as body:
-            yield Text(_step_line(body, picture.stages.get(body.stage), event.at))
+            stage = picture.stages.get(body.stage)
+            if _worth_a_line(body.step, stage):
+                yield Text(_step_line(body, stage, event.at))
         case _:
             yield from scrolling_lines(event)
+
+
+def _worth_a_line(step: int, stage: StageProgress | None) -> bool:
+    """Every step of a short stage; of a long one about `_PLAIN_LINES`, and its last."""
+    every = max(1, stage.total // _PLAIN_LINES) if stage and stage.total else 1
+    return step % every == 0 or step == 1 or (stage is not None and step == stage.total)
 
 
 def _clock(at: float) -> str:
@@ -227,9 +234,7 @@ def _or_nothing(seconds: float | None) -> str:
 
 def _doing(picture: Picture) -> Text:
     if picture.phase is None:
-        return Text(
-            "preparing" if picture.stage is None else f"{picture.stage.name}: preparing", style="cyan"
-        )
+        return Text("preparing" if picture.stage is None else f"{picture.stage.name}: preparing", style="cyan")
     name = picture.stage.name if picture.stage else ""
     groups = f" · {picture.groups} groups done" if picture.groups else ""
     return Text(f"{name}: step {picture.phase_step} · {picture.phase}{groups}", style="cyan")

@@ -95,10 +95,7 @@ def _figure_data(chart: Chart) -> Html:
         return Html("")
     plain = json.loads(chart.figure.to_json())
     text = (
-        json.dumps(plain, separators=(",", ":"))
-        .replace("<", "\\u003c")
-        .replace(">", "\\u003e")
-        .replace("&", "\\u0026")
+        json.dumps(plain, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     )
     return el("script", Html(text), type="application/json", id=f"figure-{chart.name}")
 
@@ -129,9 +126,7 @@ def _header(history: History) -> Html:
             el("span", outcome.word, class_=f"badge {_BADGES.get(outcome.word, 'off')}"),
         ),
         el("p", _stages_line(history), class_="lead"),
-        el("p", outcome.detail, class_="failure" if outcome.word == "failed" else "note")
-        if outcome.detail
-        else "",
+        el("p", outcome.detail, class_="failure" if outcome.word == "failed" else "note") if outcome.detail else "",
         [el("p", note, class_="note") for note in (run.notes if run else ())],
         [el("p", line, class_="info") for line in _resumed(history)],
         el(
@@ -159,11 +154,7 @@ def _stage_words(stage: StageHistory) -> str:
 def _resumed(history: History) -> list[str]:
     return [
         f"Attempt {resumed.attempt} took {resumed.stage} up at step {resumed.step}."
-        + (
-            f" {resumed.abandoned} later steps of an earlier attempt do not count."
-            if resumed.abandoned
-            else ""
-        )
+        + (f" {resumed.abandoned} later steps of an earlier attempt do not count." if resumed.abandoned else "")
         for resumed in history.resumptions
     ]
 

@@ -196,9 +196,7 @@ def _facts(trajectory: Trajectory) -> Html:
         "took": duration(trajectory.seconds),
         "rollout": f"{trajectory.replica} of group {trajectory.group}",
     }
-    return el(
-        "dl", [el("div", el("dt", name), el("dd", value)) for name, value in facts.items()], class_="facts"
-    )
+    return el("dl", [el("div", el("dt", name), el("dd", value)) for name, value in facts.items()], class_="facts")
 
 
 def _versions(trajectory: Trajectory) -> str:
@@ -211,10 +209,7 @@ def _token_bar(trajectory: Trajectory) -> Html:
     runs = list(_runs(trajectory.sampled))
     return el(
         "div",
-        [
-            el("span", class_="sampled" if kind else "appended", style=f"flex-grow:{size}")
-            for kind, size in runs
-        ],
+        [el("span", class_="sampled" if kind else "appended", style=f"flex-grow:{size}") for kind, size in runs],
         class_="bar",
         role="img",
         aria_label="; ".join(f"{size} tokens {'sampled' if kind else 'appended'}" for kind, size in runs),
@@ -237,13 +232,9 @@ def _turn(trajectory: Trajectory, number: int) -> Html:
     sampled = sum(trajectory.sampled[turn.start : turn.end])
     appended = turn.end - turn.start - sampled
     tokens = " + ".join(
-        part
-        for part in (f"{sampled} sampled" * (sampled > 0), f"{appended} appended" * (appended > 0))
-        if part
+        part for part in (f"{sampled} sampled" * (sampled > 0), f"{appended} appended" * (appended > 0)) if part
     )
-    head = el(
-        "h4", el("span", turn.role, class_="role"), el("span", f" {tokens or '0'} tokens", class_="tokens")
-    )
+    head = el("h4", el("span", turn.role, class_="role"), el("span", f" {tokens or '0'} tokens", class_="tokens"))
     if turn.role == "assistant":
         return el("div", head, _assistant(turn), class_="turn sampled")
     return el("div", head, _tool(turn), class_="turn appended")

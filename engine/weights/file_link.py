@@ -34,9 +34,7 @@ _LONGEST_HEADER = 100 << 20
 class FileLink:
     """A ``WeightLink`` through a folder of its own, removed by ``close`` or by the next link."""
 
-    def __init__(
-        self, engines: TakesWeights, *, model_folder: Path, fallback: Path, memory: Path = MEMORY
-    ) -> None:
+    def __init__(self, engines: TakesWeights, *, model_folder: Path, fallback: Path, memory: Path = MEMORY) -> None:
         self._engines = engines
         size = sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
         parent = memory if _has_room(memory, size * _HEAD_ROOM * _COPIES) else fallback

@@ -89,9 +89,7 @@ BEHAVIOUR = (
     _prints("files of another call", "False\n", "import os; print(os.path.exists('a'))"),
     _prints("its own module", "1\n", "open('mine.py', 'w').write('x = 1')", "import mine; print(mine.x)"),
     _prints("broken builtins", "", "import builtins; builtins.print = builtins.open = None"),
-    _prints(
-        "no wait for a daemon", "x\n", "import subprocess", "subprocess.Popen(['sleep', '60']); print('x')"
-    ),
+    _prints("no wait for a daemon", "x\n", "import subprocess", "subprocess.Popen(['sleep', '60']); print('x')"),
     _fails("exit code", 3, "", "raise SystemExit(3)"),
     _fails("exit with a text", 1, "bad\n", "import sys; sys.exit('bad')"),
     _fails("exit code of os._exit", 5, "", "import os; os._exit(5)"),
@@ -115,9 +113,7 @@ def _escape_if(name: str, condition: str, *before: str) -> Check:
 
 
 def _must_raise(name: str, attack: str) -> Check:
-    return _attack(
-        name, "import os, resource, socket", f"try: {attack}; print('ESCAPED')", "except Exception: pass"
-    )
+    return _attack(name, "import os, resource, socket", f"try: {attack}; print('ESCAPED')", "except Exception: pass")
 
 
 def _syscall(name: str, arguments: str) -> Check:

@@ -76,6 +76,4 @@ class MemoryBroker:
         self._closed = True
         for ticket in self._open:
             if not ticket.answer.done():
-                ticket.answer.set_exception(
-                    SandboxUnavailable("the sandbox was closed before the call was answered")
-                )
+                ticket.answer.set_exception(SandboxUnavailable("the sandbox was closed before the call was answered"))

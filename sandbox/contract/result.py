@@ -40,18 +40,14 @@ class ExecResult(BaseModel):
 
     id: str = Field(description="The request's id.")
     status: ExecStatus = Field(description="How the program ended.")
-    stdout: str = Field(
-        description="What it wrote, up to output_bytes; bytes that are not UTF-8 are replaced."
-    )
+    stdout: str = Field(description="What it wrote, up to output_bytes; bytes that are not UTF-8 are replaced.")
     stderr: str = Field(description="The same for stderr, tracebacks included.")
     exit_code: int | None = Field(
         description="Exit code, -N for signal N; null if the program did not end by itself.",
     )
     wall_s: float = Field(description="Seconds from the start of the program to its end.")
     queued_s: float = Field(description="Seconds that the call waited for a free slot.")
-    error: ProgramError | None = Field(
-        description="What the tail of stderr claims; null without a traceback."
-    )
+    error: ProgramError | None = Field(description="What the tail of stderr claims; null without a traceback.")
     detail: str = Field(default="", description="One sentence for people; names the limit that was hit.")
 
 

@@ -1,12 +1,15 @@
 """Every backend sits the same exam; only the jailed one sits its hostile part."""
 
+from pathlib import Path
+
 import pytest
 
 from sandbox.backend.conformance import BEHAVIOUR, HOSTILE, MEMORY_OF_MANY, failures
 from sandbox.backend.forkserver import seccomp
+from sandbox.backend.forkserver.cgroups import GroupV2
 from sandbox.backend.forkserver.presets import HEAVY, LIGHT, preset_for
 from sandbox.backend.subprocess_backend import SubprocessBackend
-from sandbox.contract import ExecRequest
+from sandbox.contract import ExecRequest, Limits
 from tests.sandbox.support import PYTHON, SandboxThread
 
 
@@ -62,3 +65,18 @@ def test_heavy_imports_are_recognised() -> None:
 def test_filter_fits_the_kernel() -> None:
     assert len(seccomp.build()) % 8 == 0
     assert len(seccomp.build()) // 8 < 4096
+
+
+def test_cgroup_v2_files_are_written_and_read(tmp_path: Path) -> None:
+    for name in ("cgroup.procs", "memory.max", "memory.swap.max", "pids.max"):
+        (tmp_path / name).touch()
+    events = tmp_path / "memory.events"
+    events.write_text("oom 4\noom_kill 3\n")
+    group = GroupV2(tmp_path)
+    group.arm(Limits(memory_mb=64, processes=5))
+    written = [(tmp_path / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")]
+    assert written == [str(64 << 20), "0", "5"]
+    assert not group.oom_killed()
+    events.write_text("oom 5\noom_kill 4\n")
+    assert group.oom_killed()
+    group.close()

@@ -70,6 +70,23 @@ def test_a_killed_zygote_is_replaced_and_its_calls_run_again(sandbox: SandboxThr
     assert backend.zygote_pids()["light"] != before
 
 
+def test_calls_made_while_a_zygote_dies_are_answered(sandbox: SandboxThread) -> None:
+    backend = sandbox.client.node.backend
+    assert isinstance(backend, ForkserverBackend)
+
+    async def work() -> list[ExecResult]:
+        calls = []
+        for turn in range(20):
+            if turn == 5:
+                os.kill(backend.zygote_pids()["light"], signal.SIGKILL)
+            calls.append(asyncio.create_task(sandbox.client.execute(ExecRequest(code="print(1)"))))
+            await asyncio.sleep(0.001)
+        return await asyncio.gather(*calls)
+
+    for _ in range(3):  # the moment between its death and our noticing is short
+        assert {result.stdout for result in sandbox.run(work())} == {"1\n"}
+
+
 def test_a_program_killed_by_the_machine_is_no_verdict(sandbox: SandboxThread) -> None:
     backend = sandbox.client.node.backend
     assert isinstance(backend, ForkserverBackend)
@@ -100,9 +117,7 @@ def test_a_cancelled_call_is_killed_at_once(sandbox: SandboxThread) -> None:
 
 
 def test_sigkill_of_the_supervisor_leaves_no_process() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, PYTHON], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, PYTHON], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout
         assert process.stdout.readline() == "running\n"
@@ -195,9 +210,7 @@ async def test_broken_interpreter_is_refused_unless_weakness_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$1" = -I ] && {{ echo no jail here >&2; exit 9; }}\nexec {PYTHON} "$@"\n'
-    )
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ] && {{ echo no jail here >&2; exit 9; }}\nexec {PYTHON} "$@"\n')
     python.chmod(0o755)
     with pytest.raises(SandboxUnavailable, match="no jail here"):
         async with local_sandbox(python=python):

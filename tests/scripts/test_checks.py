@@ -70,9 +70,7 @@ def test_all_lacks_are_reported_at_once() -> None:
 
 def test_gather_finds_this_machine_fit() -> None:
     """It runs these tests, so whatever `gather` misses here it would miss anywhere (room apart)."""
-    seen = replace(
-        gather(ROOT), free_memory_bytes=GOOD.free_memory_bytes, free_disk_bytes=GOOD.free_disk_bytes
-    )
+    seen = replace(gather(ROOT), free_memory_bytes=GOOD.free_memory_bytes, free_disk_bytes=GOOD.free_disk_bytes)
     assert problems(seen) == []
 
 

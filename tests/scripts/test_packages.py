@@ -57,9 +57,7 @@ def test_a_lacking_cpu_build_is_sought_in_pytorchs_index_and_that_is_said(refusa
 
 
 def test_when_that_index_has_none_either_the_error_names_the_setting() -> None:
-    with pytest.raises(
-        SetupError, match=r"torch==2\.13\.0\+cpu is in none of the indexes: set PIP_EXTRA_INDEX_URL"
-    ):
+    with pytest.raises(SetupError, match=r"torch==2\.13\.0\+cpu is in none of the indexes: set PIP_EXTRA_INDEX_URL"):
         install_pinned(LINES, FakePip((1, NO_TORCH), (1, NO_TORCH)), lambda text: None)
 
 

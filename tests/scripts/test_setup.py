@@ -19,9 +19,7 @@ def test_another_python_is_refused_with_the_packages_to_install(monkeypatch: pyt
         runpy.run_path(str(ROOT / "scripts" / "setup.py"), run_name="__main__")
 
 
-def test_what_the_machine_lacks_comes_before_any_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_machine_lacks_comes_before_any_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "requirements").mkdir()
     for name in ("engine", "dev", "sandbox"):
         (tmp_path / "requirements" / f"{name}.lock").touch()

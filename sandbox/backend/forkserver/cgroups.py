@@ -67,7 +67,9 @@ class _Group:
         self.join_fds = ()
 
 
-class _GroupV1(_Group):
+class GroupV1(_Group):
+    """A slot's directories in the memory and pids hierarchies."""
+
     def __init__(self, memory: Path, pids: Path) -> None:
         # `tasks`, not `cgroup.procs`: for a thread that moves itself the kernel takes no global lock.
         super().__init__((memory, pids), "tasks", memory / "memory.oom_control")
@@ -88,7 +90,9 @@ class _GroupV1(_Group):
         self._oom_before = self._oom_count()
 
 
-class _GroupV2(_Group):
+class GroupV2(_Group):
+    """A slot's directory in the one hierarchy."""
+
     def __init__(self, folder: Path) -> None:
         super().__init__((folder,), "cgroup.procs", folder / "memory.events")
         self._folder = folder
@@ -133,7 +137,7 @@ class CgroupTree:
         folders = [root / f"slot{slot}" for root in self._roots]
         for folder in folders:
             folder.mkdir()
-        group = _GroupV1(*folders) if self.version == 1 else _GroupV2(*folders)
+        group = GroupV1(*folders) if self.version == 1 else GroupV2(*folders)
         self._groups.append(group)
         return group
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +43,7 @@ class _Outgoing:
 class ZygoteLink:
     """One zygote, alive from `start` until `gone` is done; it is never restarted, only replaced."""
 
-    def __init__(
-        self, preset: Preset, python: Path, as_root: bool, on_gone: Callable[["ZygoteLink"], None]
-    ) -> None:
+    def __init__(self, preset: Preset, python: Path, as_root: bool, on_gone: Callable[["ZygoteLink"], None]) -> None:
         self.preset = preset
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pid = 0
@@ -53,13 +51,15 @@ class ZygoteLink:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._pidfd = -1
+        self._dying = False
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._outbox: deque[_Outgoing] = deque()
 
     @property
     def alive(self) -> bool:
-        return self._ready.done() and self._ready.exception() is None and not self.gone.done()
+        """Ready for orders. It may have ended, or be about to, well before `gone` is done."""
+        return self._pidfd >= 0 and not self._dying
 
     async def start(self) -> None:
         """Returns when programs can run. Raises `SandboxUnavailable` with the step that failed."""
@@ -67,15 +67,14 @@ class ZygoteLink:
         self._loop.add_reader(self._socket, self._hear)
         self._loop.add_reader(self._launcher_fd, self._launcher_ended)
         try:
-            self._socket.send(wire.encode(self._config()))
+            with suppress(BrokenPipeError):  # already dead: `_launcher_ended` says why
+                self._socket.send(wire.encode(self._config()))
             await asyncio.wait_for(asyncio.shield(self._ready), _READY_S)
         except BaseException as error:
             self.kill()
             await self.gone
             if isinstance(error, TimeoutError):
-                raise SandboxUnavailable(
-                    f"the {self.preset.name} zygote was not ready after {_READY_S:g} s"
-                ) from None
+                raise SandboxUnavailable(f"the {self.preset.name} zygote was not ready after {_READY_S:g} s") from None
             raise
 
     def _launch(self) -> None:
@@ -106,6 +105,9 @@ class ZygoteLink:
 
     def submit(self, call: Call, order: Callable[[int], wire.SpawnOrder], join_fds: tuple[int, ...]) -> None:
         """Send `call` to the zygote; `order` makes its message from the number that it gets here."""
+        if not self.alive:
+            call.lost(f"the {self.preset.name} zygote died")
+            return
         self._last_call += 1
         self._calls[self._last_call] = call
         self._outbox.append(_Outgoing(wire.encode(order(self._last_call)), call, join_fds))
@@ -154,9 +156,7 @@ class ZygoteLink:
             case "exited":
                 self._calls.pop(event.call).exited(event.wait_status, event.cpu_s)
             case "refused":
-                self._calls.pop(event.call).lost(
-                    f"the {self.preset.name} zygote could not fork: {event.text}"
-                )
+                self._calls.pop(event.call).lost(f"the {self.preset.name} zygote could not fork: {event.text}")
 
     def _map_ids(self) -> None:
         first = _FIRST_ID + self._launcher.pid % 65536 * _IDS
@@ -181,12 +181,11 @@ class ZygoteLink:
 
     def kill(self) -> None:
         """End the zygote and all its programs at once; `gone` tells when it is done."""
+        self._dying = True
         for fd in (self._pidfd, self._launcher_fd):
             if fd >= 0:
-                try:
+                with suppress(ProcessLookupError):  # already dead
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue  # already dead
 
     def _launcher_ended(self) -> None:
         """The outer process is gone; before readiness that is all there was."""

@@ -44,9 +44,7 @@ class Descriptors:
         return cls(code, stdin, stdout, stderr, report, tuple(join))
 
 
-def lock_down(
-    order: SpawnOrder, fds: Descriptors, seccomp_filter: bytes, mapped_bytes: int
-) -> tuple[bytes, int]:
+def lock_down(order: SpawnOrder, fds: Descriptors, seccomp_filter: bytes, mapped_bytes: int) -> tuple[bytes, int]:
     """Returns the program's source and the report descriptor, which the caller must close."""
     for fd in fds.join:
         os.write(fd, b"0")  # before anything is allocated on the program's account
@@ -74,9 +72,7 @@ def _own_mounts(order: SpawnOrder) -> None:
 
 def _own_descriptors(fds: Descriptors) -> int:
     for source, target in ((fds.stdin, 0), (fds.stdout, 1), (fds.stderr, 2), (fds.report, 3)):
-        os.dup2(
-            source, target, inheritable=target < 3
-        )  # sources lie above 2; report is the last to be needed
+        os.dup2(source, target, inheritable=target < 3)  # sources lie above 2; report is the last to be needed
     sys_.close_from(4)
     return 3
 

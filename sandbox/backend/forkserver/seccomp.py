@@ -67,9 +67,7 @@ class _Assembler:
         self.emit(_RETURN, _ERRNO | errno.EPERM)
         self.emit(_LOAD, _NUMBER)
 
-    def refuse_unless(
-        self, number: int, argument: int, allowed: tuple[int, ...], mask: int = 0xFFFFFFFF
-    ) -> None:
+    def refuse_unless(self, number: int, argument: int, allowed: tuple[int, ...], mask: int = 0xFFFFFFFF) -> None:
         self.emit(_IF_EQUAL, number, 0, len(allowed) + 4)
         self.load_argument(argument)
         self.emit(_AND, mask)

@@ -18,9 +18,7 @@ class ZygoteConfig:
     supervisor_pid: int
     mapped_ids: bool  # the supervisor maps a range of user ids for us (it is root); else we map our own
     modules: tuple[str, ...]  # imported before the first call; absent ones are skipped
-    warm_up: tuple[
-        str, ...
-    ]  # programs run once, so that their lazy imports and caches are shared by all calls
+    warm_up: tuple[str, ...]  # programs run once, so that their lazy imports and caches are shared by all calls
 
 
 @dataclass(frozen=True)

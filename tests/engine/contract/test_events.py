@@ -56,9 +56,7 @@ BODIES: tuple[Body, ...] = (
         tool_calls=20,
         tool_errors=2,
     ),
-    StepFinished(
-        stage="rl-1", step=1, metrics={"reward": 0.1 + 0.2, "entropy": None}, seconds={"update": 1.25}
-    ),
+    StepFinished(stage="rl-1", step=1, metrics={"reward": 0.1 + 0.2, "entropy": None}, seconds={"update": 1.25}),
     EvalFinished(stage="eval", metrics={"pass@1": 1.0}),
     CheckpointSaved(stage="rl-1", step=1, path="attempts/0001/checkpoints/rl-1/step-00001"),
     SandboxLoad(stage="rl-1", step=1, calls=3, statuses={"ok": 2, "error": 1}, queued_s=0.0, wall_s=0.02),

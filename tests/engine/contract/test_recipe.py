@@ -56,9 +56,7 @@ def test_a_wrong_value_is_shown(recipe: dict[str, Any]) -> None:
         (("stages", 1, "downsampling"), ["'roc'", "'uniform'", "'keep_all'"]),
     ],
 )
-def test_an_unknown_kind_lists_the_known_ones(
-    recipe: dict[str, Any], place: tuple[Any, ...], known: list[str]
-) -> None:
+def test_an_unknown_kind_lists_the_known_ones(recipe: dict[str, Any], place: tuple[Any, ...], known: list[str]) -> None:
     recipe["stages"][1]["downsampling"] = {"kind": "roc"}
     at: Any = recipe
     for step in place:
@@ -104,8 +102,7 @@ def test_the_digest_is_of_the_meaning_not_of_the_spelling(recipe: dict[str, Any]
 
 def test_the_digest_is_the_same_in_another_process(recipe: dict[str, Any]) -> None:
     program = (
-        "import sys; from engine.contract.job import Recipe; "
-        "print(Recipe.model_validate_json(sys.argv[1]).digest)"
+        "import sys; from engine.contract.job import Recipe; print(Recipe.model_validate_json(sys.argv[1]).digest)"
     )
     other = subprocess.run(
         [sys.executable, "-c", program, json.dumps(recipe)],

@@ -54,8 +54,4 @@ def test_held_out_problems_are_different_and_in_proportion() -> None:
 def test_equal_seeds_give_equal_problems() -> None:
     weights = {1: 0.5, 2: 0.5}
     assert make_problems(random.Random("a"), 20, weights) == make_problems(random.Random("a"), 20, weights)
-    assert (
-        held_out_problems(7, 20, weights)
-        == held_out_problems(7, 20, weights)
-        != held_out_problems(8, 20, weights)
-    )
+    assert held_out_problems(7, 20, weights) == held_out_problems(7, 20, weights) != held_out_problems(8, 20, weights)

@@ -158,9 +158,7 @@ class TestEverySelection:
         assert downsampler.select(finished, keep) == selection
 
     @pytest.mark.parametrize(("right", "outcome"), [(N, "all_right"), (0, "all_wrong")])
-    def test_equal_rewards_are_rejected_first(
-        self, downsampler: Downsampler, right: int, outcome: str
-    ) -> None:
+    def test_equal_rewards_are_rejected_first(self, downsampler: Downsampler, right: int, outcome: str) -> None:
         selection = downsampler.select(group(right, N - right), K)
         assert (selection.kept, selection.outcome) == ((), outcome)
         assert all(each.weight is None and each.inclusion is None for each in selection.decisions)
@@ -201,8 +199,7 @@ class TestDrawnMode:
     def test_wrong_ones_do_not_care_for_penalties(self) -> None:
         candidates = group(12, 20)
         clean = [
-            each if each.right else replace(each, errors=0, answer_opens=1, answer_closes=1)
-            for each in candidates
+            each if each.right else replace(each, errors=0, answer_opens=1, answer_closes=1) for each in candidates
         ]
         drawn, again = (
             {index for index in Roc().select(each, K).kept if not candidates[index].right}
@@ -280,14 +277,10 @@ class TestInclusion:
 
     def test_of_three_by_hand(self) -> None:
         first = 0.5 + 0.25 * (2 / 3) * 2  # drawn first, or second after either of the others
-        assert inclusion_probabilities([2.0, 1.0, 1.0], 2) == pytest.approx(
-            [first, (2 - first) / 2, (2 - first) / 2]
-        )
+        assert inclusion_probabilities([2.0, 1.0, 1.0], 2) == pytest.approx([first, (2 - first) / 2, (2 - first) / 2])
 
     @given(st.lists(st.floats(0.4, 20), min_size=1, max_size=EXACT_UP_TO - 2), st.integers(0, 8))
-    def test_they_add_up_to_what_is_drawn_and_rise_with_the_weight(
-        self, weights: list[float], drawn: int
-    ) -> None:
+    def test_they_add_up_to_what_is_drawn_and_rise_with_the_weight(self, weights: list[float], drawn: int) -> None:
         drawn = min(drawn, len(weights))
         chances = [chance for chance in inclusion_probabilities(weights, drawn) if chance is not None]
         assert sum(chances) == pytest.approx(drawn)

@@ -47,9 +47,7 @@ def sft_stage(**changes: object) -> SftStage:
 
 
 def rl_stage(**changes: object) -> RlStage:
-    return RlStage.model_validate(
-        {"name": "rl", "kind": "rl", "steps": 10, "max_response_tokens": 32, **changes}
-    )
+    return RlStage.model_validate({"name": "rl", "kind": "rl", "steps": 10, "max_response_tokens": 32, **changes})
 
 
 def resources(micro_batch_tokens: int = 8192) -> LearnerResources:
@@ -64,14 +62,10 @@ class Open:
     opened: list[DeepSpeedLearner]
 
     def sft(self, micro_batch_tokens: int = 8192, **changes: object) -> DeepSpeedLearner:
-        return self._kept(
-            DeepSpeedLearner.for_sft(self.folder, sft_stage(**changes), resources(micro_batch_tokens))
-        )
+        return self._kept(DeepSpeedLearner.for_sft(self.folder, sft_stage(**changes), resources(micro_batch_tokens)))
 
     def rl(self, micro_batch_tokens: int = 8192, **changes: object) -> DeepSpeedLearner:
-        return self._kept(
-            DeepSpeedLearner.for_rl(self.folder, rl_stage(**changes), resources(micro_batch_tokens))
-        )
+        return self._kept(DeepSpeedLearner.for_rl(self.folder, rl_stage(**changes), resources(micro_batch_tokens)))
 
     def _kept(self, learner: DeepSpeedLearner) -> DeepSpeedLearner:
         self.opened.append(learner)
@@ -131,10 +125,11 @@ def plain_rl_loss(
             if sample.trained[at]:
                 old = sample.old_logprobs[at] if sample.old_logprobs else value.item()
                 ratio = (value - old).exp()
-                clipped = min(max(ratio.item(), 1 - low), 1 + high)
-                gain, bound = ratio * sample.advantage, clipped * sample.advantage
-                chosen = gain if gain.item() <= bound else torch.tensor(bound)
-                total, tokens = total - chosen, tokens + 1
+                if sample.advantage > 0 and ratio.item() > 1 + high:
+                    ratio = torch.tensor(1 + high)
+                if sample.advantage < 0 and ratio.item() < 1 - low:
+                    ratio = torch.tensor(1 - low)
+                total, tokens = total - ratio * sample.advantage, tokens + 1
     return total / tokens
 
 
@@ -167,9 +162,7 @@ def gradients_of(
 def relative_error(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     """Largest over weights of |ours - theirs| / |theirs| (2-norms)."""
     assert ours.keys() == theirs.keys()
-    return max(
-        ((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-12)).item() for n in theirs
-    )
+    return max(((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-12)).item() for n in theirs)
 
 
 def is_close(a: float, b: float, tolerance: float = 1e-5) -> bool:

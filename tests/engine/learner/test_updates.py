@@ -136,9 +136,7 @@ def test_a_normaliser_replaces_the_token_count(opening: Open, monkeypatch: pytes
     batch, learner = samples(4), opening.sft()
     tokens = sum(sum(sample.trained) for sample in batch)
     mean = gradients_of(learner, lambda: learner.sft_update(batch, lr_scale=1.0), monkeypatch)
-    half = gradients_of(
-        learner, lambda: learner.sft_update(batch, lr_scale=1.0, normaliser=2.0 * tokens), monkeypatch
-    )
+    half = gradients_of(learner, lambda: learner.sft_update(batch, lr_scale=1.0, normaliser=2.0 * tokens), monkeypatch)
     assert relative_error({name: 2 * g for name, g in half.items()}, mean) < 1e-5
 
 

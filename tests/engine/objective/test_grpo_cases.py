@@ -27,9 +27,7 @@ from engine.reward import count_answer_tags
 from engine.rollout.toolcalls import PYTHON_TOOL, parse_tool_calls
 
 CASES = Path(__file__).parents[2] / "cases" / "grpo.jsonl"
-ROWS: dict[str, dict[str, Any]] = {
-    row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())
-}
+ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())}
 
 # A row that no function below checks must be named here, with who answers for it.
 HANDLED_ELSEWHERE = {
@@ -95,9 +93,7 @@ def c005_population_std_is_the_default(given: dict[str, Any], expected: Any) -> 
 
 @case
 def c007_groups_are_formed_by_id(given: dict[str, Any], expected: Any) -> None:
-    advantage_S = advantages_by_group(
-        f64(given["rewards"]), given["uids"], ddof=given["ddof"], eps=given["eps"]
-    )
+    advantage_S = advantages_by_group(f64(given["rewards"]), given["uids"], ddof=given["ddof"], eps=given["eps"])
     assert advantage_S.tolist() == pytest.approx(expected["advantages"], abs=1e-6)
 
 
@@ -156,9 +152,7 @@ def c023_the_count_is_that_of_all_ranks(given: dict[str, Any], expected: Any) ->
     ranks = given["ranks"]
     tokens = sum(rank["tokens"] for rank in ranks)
     shares = [token_mean(torch.tensor(rank["loss_sum"]), tokens, world=len(ranks)).item() for rank in ranks]
-    assert sum(shares) / len(ranks) == pytest.approx(
-        expected["value"]
-    )  # the mean that data parallelism takes
+    assert sum(shares) / len(ranks) == pytest.approx(expected["value"])  # the mean that data parallelism takes
 
 
 @case

@@ -132,9 +132,7 @@ class TestOneUpdateAStep:
         logp_T = f64([-1.0], grad=True)
         loss = policy_loss(logp_T, logp_T * 1.0, f64([1.0]), logp_sampler_T=logp_T * 2)
         (gradient_T,) = torch.autograd.grad(loss.sum, logp_T)
-        assert gradient_T.tolist() == pytest.approx(
-            [-2.0]
-        )  # weight min(exp(1), 2), nothing through old or sampler
+        assert gradient_T.tolist() == pytest.approx([-2.0])  # weight min(exp(1), 2), nothing through old or sampler
 
 
 class TestExtremes:
@@ -142,9 +140,7 @@ class TestExtremes:
     @pytest.mark.parametrize("advantage", [-1.0, 1.0])
     def test_a_counted_token_with_an_absurd_ratio_stays_finite(self, gap: float, advantage: float) -> None:
         logp_T = torch.tensor([gap], requires_grad=True)
-        loss = policy_loss(
-            logp_T, torch.zeros(1), torch.tensor([advantage]), logp_sampler_T=torch.tensor([-gap])
-        )
+        loss = policy_loss(logp_T, torch.zeros(1), torch.tensor([advantage]), logp_sampler_T=torch.tensor([-gap]))
         (gradient_T,) = torch.autograd.grad(loss.sum, logp_T)
         assert loss.sum.isfinite()
         assert gradient_T.isfinite().all()
@@ -206,9 +202,7 @@ class TestAdvantages:
             advantages_by_group(f64([1, 0]), ["a"])
 
     def test_tokens_get_their_own_sequences_advantage(self) -> None:
-        spread_T = spread_over_tokens(
-            f64([0.5, -2]), torch.tensor([0, 0, 1, 1, 0]), torch.tensor([1, 0, 1, 0, 1])
-        )
+        spread_T = spread_over_tokens(f64([0.5, -2]), torch.tensor([0, 0, 1, 1, 0]), torch.tensor([1, 0, 1, 0, 1]))
         assert spread_T.tolist() == [0.5, 0.0, -2.0, 0.0, 0.5]
 
 
@@ -221,9 +215,7 @@ class TestKl:
             (k3, lambda d: math.exp(-d) - 1 + d),
         ],
     )
-    def test_equals_its_formula(
-        self, estimator: Callable[..., Tensor], formula: Callable[[float], float]
-    ) -> None:
+    def test_equals_its_formula(self, estimator: Callable[..., Tensor], formula: Callable[[float], float]) -> None:
         batch = Batch(0)
         kl_T = estimator(f64(batch.logp), f64(batch.old), torch.tensor(batch.mask))
         expected = [

@@ -62,7 +62,14 @@ class ToySandbox:
 
     @staticmethod
     def result(request: ExecRequest, status: str = "ok", **fields: object) -> ExecResult:
-        defaults = {"stdout": "", "stderr": "", "exit_code": 0, "wall_s": 0.25, "queued_s": 0.5, "error": None}
+        defaults = {
+            "stdout": "",
+            "stderr": "",
+            "exit_code": 0,
+            "wall_s": 0.25,
+            "queued_s": 0.5,
+            "error": None,
+        }
         return ExecResult(id=request.id, status=ExecStatus(status), **{**defaults, **fields})
 
 

@@ -1,7 +1,7 @@
 """A server that answers as vLLM's does, without a model: run as a process by the tests of ``VllmEngine``.
 
-The file ``mode`` beside its log says how to behave; what was asked is written to ``asked`` there. It starts a helper
-that ignores SIGTERM and moves to a session of its own, as a worst case of a worker.
+The file ``mode`` beside its log says how to behave; what was asked is written to ``asked`` there. It starts
+a helper that ignores SIGTERM and moves to a session of its own, as a worst case of a worker.
 """
 
 import argparse
@@ -59,7 +59,10 @@ async def generate(request: web.Request) -> web.Response:
         "weight_versions": [{"version": version, "start": 0, "end": count}],
     }
     if mode() == "mixed":
-        choice["weight_versions"] = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 3}]
+        choice["weight_versions"] = [
+            {"version": "1", "start": 0, "end": 1},
+            {"version": "2", "start": 1, "end": 3},
+        ]
     return web.json_response({"choices": [choice]})
 
 

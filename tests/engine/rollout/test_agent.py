@@ -340,7 +340,10 @@ NameError: name 'y' is not defined
         ({"status": "timeout", "wall_s": 5.0}, "Timeout: the program was stopped after 5 seconds."),
         ({"status": "memory"}, "Out of memory: the program may use 512 MiB."),
         ({"status": "output_limit", "stdout": "xx"}, "xx\nOutput limit: the program may print 65536 bytes."),
-        ({"status": "killed", "detail": "Forbidden system call."}, "The program was stopped. Forbidden system call."),
+        (
+            {"status": "killed", "detail": "Forbidden system call."},
+            "The program was stopped. Forbidden system call.",
+        ),
     ],
 )
 async def test_what_the_model_is_told(converse, call, sandbox, fields, expected) -> None:

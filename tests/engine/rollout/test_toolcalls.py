@@ -19,9 +19,7 @@ from engine.rollout.toolcalls import (
 )
 
 CASES = Path(__file__).parents[2] / "cases" / "toolcalls.jsonl"
-ROWS: dict[str, dict[str, Any]] = {
-    row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())
-}
+ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())}
 
 # A row that is neither parsed nor cut here must be named here, with who answers for it.
 HANDLED_ELSEWHERE = {
@@ -102,9 +100,7 @@ def test_a_tool_whose_parameter_is_no_string_is_refused_when_it_is_described() -
 
 
 def test_an_optional_argument_may_be_left_out() -> None:
-    tool = ToolSpec(
-        "t", "", {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a"]}
-    )
+    tool = ToolSpec("t", "", {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a"]})
     text = '<tool_call>{"name": "t", "arguments": {"a": "1"}}</tool_call>'
     assert parse_tool_calls(text, [tool]) == (ToolCall("t", {"a": "1"}),)
 
@@ -117,9 +113,7 @@ def test_whatever_the_code_contains_comes_out_as_it_went_in(code: str) -> None:
     assert parse_tool_calls(escaped + raw, TOOLS) == (_call(code), _call(code))
 
 
-@pytest.mark.parametrize(
-    "tag", ["<tool_call>", "</tool_call>", "<think>", "</think>", "</reason>", "<|im_end|>"]
-)
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<think>", "</think>", "</reason>", "<|im_end|>"])
 def test_tag_text_inside_a_string_is_text(tag: str) -> None:
     text = f"<reason>so {_block(tag)} and"  # never closed: the tag in the string does not close it
     assert parse_tool_calls(text, TOOLS) == (_call(tag),)

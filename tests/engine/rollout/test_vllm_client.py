@@ -65,6 +65,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+def seed_of(command: list[str]) -> str:
+    return command[command.index("--seed") + 1]
+
+
 async def until_gone(*processes: int) -> None:
     async with asyncio.timeout(20):
         while any(alive(pid) for pid in processes):
@@ -238,20 +242,12 @@ async def test_cancelling_a_start_leaves_no_process(make, behave) -> None:
 
 
 CONTROLLER = """
-import asyncio, os, sys, importlib.util
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-spec = importlib.util.spec_from_file_location("client", sys.argv[2])
-client = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(client)
-async def main():
-    folder = Path(sys.argv[3])
-    engine = client.StubEngine("e0", model_folder=folder, runtime_folder=folder, kv_cache_mb=1, max_model_tokens=512)
-    await engine.start()
-    if sys.argv[4] == "forked" and os.fork() == 0:
-        await asyncio.sleep(600)
-    print(engine._process.pid, flush=True)
-    await asyncio.sleep(600)
+import asyncio, os, sys, time, importlib.util from pathlib import Path sys.path.insert(0, sys.argv[1]) spec
+= importlib.util.spec_from_file_location("client", sys.argv[2]) client =
+importlib.util.module_from_spec(spec) spec.loader.exec_module(client) async def main(): folder =
+Path(sys.argv[3]) engine = client.StubEngine("e0", model_folder=folder, runtime_folder=folder,
+kv_cache_mb=1, max_model_tokens=512) await engine.start() if sys.argv[4] == "forked" and os.fork() == 0:
+os.close(1) time.sleep(600) print(engine._process.pid, flush=True) await asyncio.sleep(600)
 asyncio.run(main())
 """
 
@@ -294,10 +290,17 @@ async def test_asking_the_guard_to_end_ends_all(make) -> None:
     await until_gone(*pids(engine))
 
 
-def test_two_starts_have_two_seeds(tmp_path) -> None:
-    engine, other = (VllmEngine(n, model_folder=tmp_path, runtime_folder=tmp_path, kv_cache_mb=1, max_model_tokens=9) for n in "ab")
-    seeds = [command[command.index("--seed") + 1] for command in (engine.command(), engine.command(), other.command())]
-    assert len(set(seeds)) == 3
+async def test_two_starts_have_two_seeds(make) -> None:
+    engine, seeds = make(), set()
+    for _ in range(2):
+        await engine.start()
+        seeds.add(seed_of(Path(f"/proc/{pids(engine)[0]}/cmdline").read_text().split("\0")))
+    assert len(seeds) == 2
+
+
+def test_two_engines_have_two_seeds(tmp_path) -> None:
+    settings = {"model_folder": tmp_path, "runtime_folder": tmp_path, "kv_cache_mb": 1, "max_model_tokens": 9}
+    assert len({seed_of(VllmEngine(name, **settings).command()) for name in "ab"}) == 2
 
 
 def test_socket_paths_stay_short(tmp_path, monkeypatch) -> None:

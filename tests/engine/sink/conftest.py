@@ -33,9 +33,7 @@ def make_trajectory() -> Callable[..., Trajectory]:
     """A small trajectory with one failed call; keyword arguments replace fields."""
 
     def make(**changes: Any) -> Trajectory:
-        call = ToolCallRecord(
-            name="python", arguments={"code": "1/0"}, status="error", response="ZeroDivisionError"
-        )
+        call = ToolCallRecord(name="python", arguments={"code": "1/0"}, status="error", response="ZeroDivisionError")
         fields: dict[str, Any] = {
             "stage": "rl-1",
             "step": 12,

@@ -38,9 +38,7 @@ def test_attempts_are_read_one_after_the_other(folder: RunFolder) -> None:
         with EventLog(folder, folder.next_attempt()) as log:
             log.append(RunHeartbeat())
             log.append(RunStopped(reason="asked"))
-    assert [(event.attempt, event.seq) for event in read(folder)] == [
-        (a, s) for a in (1, 2, 3) for s in (1, 2)
-    ]
+    assert [(event.attempt, event.seq) for event in read(folder)] == [(a, s) for a in (1, 2, 3) for s in (1, 2)]
 
 
 def test_an_attempt_has_one_writer(folder: RunFolder, log: EventLog) -> None:
@@ -51,9 +49,7 @@ def test_an_attempt_has_one_writer(folder: RunFolder, log: EventLog) -> None:
 def test_numbers_stay_dense_when_threads_write(folder: RunFolder, log: EventLog) -> None:
     seen: list[int] = []
     log.subscribe(lambda event: seen.append(event.seq))
-    threads = [
-        threading.Thread(target=lambda: [log.append(RunHeartbeat()) for _ in range(50)]) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: [log.append(RunHeartbeat()) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -85,9 +81,7 @@ def test_a_broken_subscriber_is_dropped_and_said(folder: RunFolder, log: EventLo
     assert "gets no more events: BrokenPipeError" in warning.message
 
 
-def test_steps_and_last_words_are_synced_others_are_not(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_and_last_words_are_synced_others_are_not(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(event_log.os, "fsync", synced.append)
     log.append(RunHeartbeat())
@@ -97,9 +91,7 @@ def test_steps_and_last_words_are_synced_others_are_not(
     assert len(synced) == 2
 
 
-def test_a_full_disk_leaves_no_torn_line(
-    folder: RunFolder, log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_torn_line(folder: RunFolder, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     log.append(RunHeartbeat())
     real, calls = os.write, 0
 
@@ -138,9 +130,7 @@ def test_an_interrupt_within_a_write_leaves_no_torn_line(
     assert len(read(folder)) == 1
 
 
-@pytest.mark.parametrize(
-    "tail", [b'{"attempt":1,"se', b"\x00" * 300, b'{"attempt":1,"seq":2,"at":1.0,"body":{}}']
-)
+@pytest.mark.parametrize("tail", [b'{"attempt":1,"se', b"\x00" * 300, b'{"attempt":1,"seq":2,"at":1.0,"body":{}}'])
 def test_a_torn_last_line_is_reported_and_left_out(folder: RunFolder, log: EventLog, tail: bytes) -> None:
     log.append(RunHeartbeat())
     with folder.events(1).open("ab") as file:

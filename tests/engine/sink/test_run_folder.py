@@ -91,9 +91,7 @@ def test_a_second_engine_is_refused_with_the_pid_of_the_first(folder: RunFolder)
         "    print('locked', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(folder.path)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as first:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "locked\n"
         with pytest.raises(RunFolderBusy, match=f"pid {first.pid}"), folder.lock():

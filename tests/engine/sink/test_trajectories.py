@@ -56,9 +56,7 @@ def test_every_field_comes_back(path: Path, make_trajectory: Make) -> None:
     st.lists(st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False), max_size=6),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=40),
 )
-def test_floats_and_text_are_exact(
-    path: Path, make_trajectory: Make, logprobs: list[float], text: str
-) -> None:
+def test_floats_and_text_are_exact(path: Path, make_trajectory: Make, logprobs: list[float], text: str) -> None:
     size = len(logprobs)
     written = make_trajectory(
         ids=tuple(range(size)),
@@ -69,9 +67,7 @@ def test_floats_and_text_are_exact(
     )
     write_trajectories(path, [written])
     assert read_trajectories(path) == [written]
-    assert [str(x) for x in read_trajectories(path)[0].logprobs] == [
-        str(x) for x in logprobs
-    ]  # -0.0 is not 0.0
+    assert [str(x) for x in read_trajectories(path)[0].logprobs] == [str(x) for x in logprobs]  # -0.0 is not 0.0
 
 
 def test_nul_and_surrogates_are_made_visible(path: Path, make_trajectory: Make) -> None:

@@ -147,9 +147,7 @@ async def test_the_last_step_is_always_durable(attempt: Open) -> None:
     assert progress.final().step == 4
 
 
-async def test_a_stop_makes_the_step_durable_first_and_tells_it_once(
-    attempt: Open, folder: RunFolder
-) -> None:
+async def test_a_stop_makes_the_step_durable_first_and_tells_it_once(attempt: Open, folder: RunFolder) -> None:
     context, progress = attempt()
     context.inbox.put(Command(kind=CommandKind.stop, by="test"))
     with pytest.raises(StopRequested, match="test"):

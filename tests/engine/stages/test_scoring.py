@@ -11,9 +11,7 @@ from engine.stages.reinforce import sample_of
 from engine.stages.scoring import make_downsampler, scored, select_group
 
 Make = Callable[..., Trajectory]
-STAGE = RlStage(
-    name="rl", kind="rl", steps=1, max_response_tokens=64, rollouts_per_problem=8, keep_per_problem=4
-)
+STAGE = RlStage(name="rl", kind="rl", steps=1, max_response_tokens=64, rollouts_per_problem=8, keep_per_problem=4)
 
 
 def select(group: list[Trajectory], stage: RlStage = STAGE) -> list[Trajectory]:
@@ -55,9 +53,7 @@ def test_a_group_of_equals_is_rejected(make: Make) -> None:
 
 def test_a_group_that_we_spoiled_in_part_keeps_its_share(make: Make) -> None:
     """N' < N rollouts keep floor(N' K / N) (design: groups and infrastructure)."""
-    group = select_group(
-        [make(replica=i, reward=float(i % 2)) for i in range(5)], STAGE, make_downsampler(STAGE)
-    )
+    group = select_group([make(replica=i, reward=float(i % 2)) for i in range(5)], STAGE, make_downsampler(STAGE))
     assert sum(t.kept for t in group.trajectories) == 2
     assert group.left_out == 3
 

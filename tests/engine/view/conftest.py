@@ -106,9 +106,7 @@ class SyntheticRun:
                         "push": 0.7,
                     },
                 ),
-                CheckpointSaved(
-                    stage=stage, step=step, path=f"attempts/0001/checkpoints/{stage}/step-{step:05d}"
-                ),
+                CheckpointSaved(stage=stage, step=step, path=f"attempts/0001/checkpoints/{stage}/step-{step:05d}"),
             )
         if last == planned:
             self.emit(StageFinished(stage=stage, steps=planned))
@@ -208,9 +206,7 @@ class SyntheticRun:
             turns += _exchange(
                 0, self.spoken, code.replace("rolls //", "rols //").replace("(rolls)", "(rols)"), "error"
             )
-        turns += _exchange(
-            turns[-1].end if turns else 0, "Now the program.", code, "ok", "57\n" if right else "288\n"
-        )
+        turns += _exchange(turns[-1].end if turns else 0, "Now the program.", code, "ok", "57\n" if right else "288\n")
         answer = "288 / 288 / 288 / " * 6 if cut else f"<answer>\\boxed{{{57 if right else 288}}}</answer>"
         start = turns[-1].end
         return [*turns, Turn(role="assistant", start=start, end=start + 14, text=answer)]
@@ -251,9 +247,7 @@ def _exchange(start: int, words: str, code: str, status: str, response: str = ""
         wall_s=0.03,
     )
     escaped = code.replace("\n", "\\n")
-    block = (
-        f'<tool_call>\n{{"name": "{_TOOL}", "arguments": {{"code": "{escaped}", "input": ""}}}}\n</tool_call>'
-    )
+    block = f'<tool_call>\n{{"name": "{_TOOL}", "arguments": {{"code": "{escaped}", "input": ""}}}}\n</tool_call>'
     return [
         Turn(
             role="assistant",

@@ -92,9 +92,7 @@ def test_an_evaluation_is_one_plain_line() -> None:
 
 
 def test_text_of_others_is_no_markup() -> None:
-    text = plain(
-        LogLine(level="warning", message="[bold]x[/bold] [/oops]"), RunFailed(error="E", message="[red]")
-    )
+    text = plain(LogLine(level="warning", message="[bold]x[/bold] [/oops]"), RunFailed(error="E", message="[red]"))
     assert "warning: [bold]x[/bold] [/oops]" in text
     assert "failed: E: [red]" in text
 
@@ -114,9 +112,7 @@ def test_last_and_running_numbers() -> None:
 
 
 def test_the_last_evaluation_stays_in_sight() -> None:
-    folded = picture(
-        STARTED, EvalFinished(stage="eval-1", metrics={"pass@1": 0.5, "pass@1_greedy": float("nan")})
-    )
+    folded = picture(STARTED, EvalFinished(stage="eval-1", metrics={"pass@1": 0.5, "pass@1_greedy": float("nan")}))
     row = next(line for line in drawn(folded).splitlines() if "pass@1" in line)
     assert row.split() == ["pass@1", "50.0%", "greedy", "NaN,", "eval-1"]
 
@@ -137,18 +133,14 @@ def test_an_evaluation_advances_problem_by_problem() -> None:
 
 
 def test_a_resumed_attempt_shows_what_was_done_before() -> None:
-    plan = STARTED.model_copy(
-        update={"stages": (StagePlan(name="sft", kind="sft", steps=7), *STARTED.stages)}
-    )
+    plan = STARTED.model_copy(update={"stages": (StagePlan(name="sft", kind="sft", steps=7), *STARTED.stages)})
     text = drawn(picture(plan, StageStarted(stage="rl-1", kind="rl", steps=10, first_step=5)))
     assert "7/7" in text
     assert "4/10" in text
 
 
 def test_a_finished_stage_has_no_time_left() -> None:
-    text = drawn(
-        picture(STARTED, RL, *(step(n) for n in range(1, 11)), StageFinished(stage="rl-1", steps=10))
-    )
+    text = drawn(picture(STARTED, RL, *(step(n) for n in range(1, 11)), StageFinished(stage="rl-1", steps=10)))
     assert "10/10" in text
     assert "left" not in text
 
@@ -207,9 +199,7 @@ def test_a_terminal_that_went_away_is_said_to_the_caller() -> None:
 def test_a_terminal_gets_bars_numbers_and_lines_above() -> None:
     stream = io.StringIO()
     with LiveView("laptop", Console(file=stream, force_terminal=True, width=120)) as view:
-        for event in events(
-            STARTED, RL, step(1, reward=0.5), LogLine(level="warning", message="engine 0 is slow")
-        ):
+        for event in events(STARTED, RL, step(1, reward=0.5), LogLine(level="warning", message="engine 0 is slow")):
             view(event)
     text = stream.getvalue()
     assert "warning: engine 0 is slow" in text

@@ -111,9 +111,7 @@ def test_ten_telling_trajectories(whole_page: Page) -> None:
 
 def test_nothing_is_loaded_from_anywhere(whole_page: Page) -> None:
     assert not [a for _, a in whole_page.tags if {"src", "srcset", "action", "href"} & a.keys()]
-    policy = next(
-        a["content"] for tag, a in whole_page.tags if a.get("http-equiv") == "Content-Security-Policy"
-    )
+    policy = next(a["content"] for tag, a in whole_page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'")
     assert "url(" not in whole_page.source[: whole_page.source.index("</style>")]
@@ -233,9 +231,7 @@ def test_metrics_that_were_never_finite_do_not_break_it(make_run: Callable[..., 
 
 def test_missing_trajectory_files_are_named(make_run: Callable[..., Any]) -> None:
     run = make_run()
-    run.emit(
-        StepFinished(stage="rl-1", step=1, trajectories="attempts/0001/trajectories/rl-1/step-00001.parquet")
-    )
+    run.emit(StepFinished(stage="rl-1", step=1, trajectories="attempts/0001/trajectories/rl-1/step-00001.parquet"))
     page = Page(write_report(run.path))
     assert "1 trajectory files that the log names are gone" in page.text
 

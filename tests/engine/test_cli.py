@@ -1,0 +1,68 @@
+"""The command line with good and with bad input: what it says and how it exits. Nothing heavy is started."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.cli import app
+
+RECIPES = Path(__file__).resolve().parents[2] / "engine" / "recipes"
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RECIPES.glob("*.toml")))
+def test_every_shipped_recipe_is_good(name: str) -> None:
+    result = call("check", RECIPES / name)
+    assert result.exit_code == 0, result.output
+    assert "good" in result.output
+
+
+def test_check_names_every_wrong_field(tmp_path: Path) -> None:
+    recipe = tmp_path / "wrong.toml"
+    recipe.write_text(
+        'name = "x"\n[model]\nkind = "gpt"\n[[stages]]\nname = "rl"\nkind = "rl"\nsteps = 0\ntemprature = 1.0\n'
+    )
+    result = call("check", recipe)
+    assert result.exit_code == 2
+    for expected in ("'gpt'", "'tiny-qwen3', 'folder'", "steps", "greater than 0", "temprature", "max_response_tokens"):
+        assert expected in result.output
+
+
+def test_a_model_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    recipe = tmp_path / "wrong.toml"
+    recipe.write_text('name = "x"\n[model]\nkind = "folder"\npath = "nowhere"\n[[stages]]\nname = "e"\nkind = "eval"\n')
+    result = call("check", recipe)
+    assert result.exit_code == 2
+    assert str(tmp_path / "nowhere") in result.output
+    assert "config.json" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("name = ", "is not TOML"), ("name = 'x'\n\x00", "is not TOML"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str | None, expected: str) -> None:
+    recipe = tmp_path / "recipe.toml"
+    if text is not None:
+        recipe.write_text(text)
+    result = call("check", recipe)
+    assert result.exit_code == 2
+    assert expected in result.output
+
+
+def test_a_full_out_folder_is_refused_without_resume(tmp_path: Path) -> None:
+    (tmp_path / "something").write_text("precious")
+    result = call("run", RECIPES / "smoke.toml", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["something"]
+
+
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, command: str) -> None:
+    result = call(command, tmp_path)
+    assert result.exit_code == 2
+    assert "no run folder" in result.output
