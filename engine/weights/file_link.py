@@ -77,7 +77,7 @@ def refuse_without_head(folder: Path) -> None:
         raise IncompleteWeights(f"the export wrote no *.safetensors into {folder}")
     if not any(name == HEAD or name.endswith(f".{HEAD}") for name in names):
         raise IncompleteWeights(
-            f"the export wrote {len(names)} tensors without {HEAD}: an engine would keep its old output layer."
+            f"the export wrote {len(names)} tensors without {HEAD}: an engine would keep its old head."
             " With tied embeddings write the tied tensor under both names"
         )
 

@@ -52,8 +52,10 @@ class ForkserverBackend:
             if self._cgroups:
                 self._groups = {slot: self._cgroups.slot_group(slot) for slot in range(self.slots)}
             await asyncio.gather(self._zygote(LIGHT), self._zygote(HEAVY))
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"cannot make the cgroups of {self.slots} slots: {error}") from error
             raise
 
     async def run(self, request: ExecRequest) -> ExecResult:
@@ -135,6 +137,8 @@ class ForkserverBackend:
 
     async def _zygote(self, preset: Preset) -> ZygoteLink:
         """The living zygote of this kind; starts one if there is none. Raises `SandboxUnavailable`."""
+        if self._closed:
+            raise SandboxUnavailable("the sandbox is closed")
         task = self._starting.get(preset.name)
         if task is None:
             task = self._starting[preset.name] = asyncio.create_task(self._start_zygote(preset))
@@ -146,8 +150,6 @@ class ForkserverBackend:
         if link.alive:
             return link
         self._forget(preset, task)
-        if self._closed:
-            raise SandboxUnavailable("the sandbox is closed")
         return await self._zygote(preset)
 
     def _forget(self, preset: Preset, task: asyncio.Task[ZygoteLink]) -> None:

@@ -1,9 +1,10 @@
-"""Toys for the rollout tests: a renderer of bytes, a policy that says given turns, a sandbox of Python functions.
+"""Toys for the rollout tests: a renderer of bytes, a policy that says given turns, a sandbox of functions.
 
 Tests cannot import this file (importlib mode), so what they need are fixtures.
 """
 
 import asyncio
+import inspect
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -128,6 +129,21 @@ def call() -> Callable[..., str]:
         return f"<tool_call>{json.dumps({'name': PYTHON_TOOL.name, 'arguments': arguments})}</tool_call>"
 
     return write
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[None]]:
+    """Wait for what other processes do, by asking again and again, for at most ``seconds``."""
+
+    async def wait(condition: Callable[[], object], seconds: float = 30) -> None:
+        async with asyncio.timeout(seconds):
+            while True:
+                found = condition()
+                if await found if inspect.isawaitable(found) else found:
+                    return
+                await asyncio.sleep(0.02)
+
+    return wait
 
 
 @pytest.fixture(scope="session")

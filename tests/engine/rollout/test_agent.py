@@ -16,7 +16,7 @@ ANSWER = "<answer>\\boxed{4}</answer>"
 
 
 def assert_whole(made, conversation) -> None:
-    """What holds for every trajectory: columns agree, turns tile the ids, each request is prompt + ids so far."""
+    """Columns agree, turns tile the ids, each request is the prompt and all ids so far."""
     assert len(made.ids) == len(made.sampled) == len(made.logprobs)
     assert [turn.start for turn in made.turns] == [0, *(turn.end for turn in made.turns)][: len(made.turns)]
     assert not made.turns or made.turns[-1].end == len(made.ids)

@@ -1,4 +1,4 @@
-"""The pool over scripted engines: order, places, refilling, engines that die, weights, and an end to every wait."""
+"""The pool over scripted engines: order, places, engines that die, weights, an end to every wait."""
 
 import asyncio
 import random
@@ -111,7 +111,7 @@ async def test_a_rollout_keeps_its_engine(make_pool) -> None:
 
 
 async def test_f085_an_engine_dies_and_its_rollouts_are_done_again(make_pool, gate, tmp_path) -> None:
-    """Its requests hang when it dies; they are taken up by the other, and it comes back with the present weights."""
+    """Its rollouts go to the other one, and it comes back with the present weights."""
     hold = gate()
     pool, engines = await make_pool(pace=hold)
     await pool.load_weights(write_weights(tmp_path / "w", b"1"), 7)
@@ -146,7 +146,7 @@ async def test_f097_a_spoiled_rollout_is_done_again_then_left_out(make_pool, err
 
 
 async def test_an_engine_that_kills_itself_on_one_rollout_does_not_loop(make_pool) -> None:
-    pool, engines = await make_pool(1, retries=2)
+    pool, _ = await make_pool(1, retries=2)
 
     async def one(task: int, engine) -> int:
         if task == 3:

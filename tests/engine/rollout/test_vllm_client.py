@@ -65,14 +65,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def command_line(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 def seed_of(command: list[str]) -> str:
     return command[command.index("--seed") + 1]
 
 
-async def until_gone(*processes: int) -> None:
-    async with asyncio.timeout(20):
-        while any(alive(pid) for pid in processes):
-            await asyncio.sleep(0.02)
+@pytest.fixture
+def until_gone(eventually):
+    return lambda *processes: eventually(lambda: not any(alive(pid) for pid in processes))
 
 
 async def test_a_start_is_warm_and_versioned(make) -> None:
@@ -162,13 +165,12 @@ async def test_f085_no_endless_await(make, behave) -> None:
         await engine.generate(REQUEST)
 
 
-async def test_f085_a_server_killed_under_a_request(make, behave) -> None:
+async def test_f085_a_server_killed_under_a_request(make, behave, until_gone, eventually) -> None:
     engine = make()
     await engine.start()
     behave("hang")
     work = asyncio.ensure_future(engine.generate(REQUEST))
-    while len(asked(engine)) < 3:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(asked(engine)) == 3)
     os.kill(pids(engine)[0], signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
         await asyncio.wait_for(work, 30)
@@ -195,7 +197,7 @@ async def test_a_server_that_dies_at_its_start_is_quoted(make, behave) -> None:
         await engine.start()
 
 
-async def test_a_server_that_is_never_ready_is_given_up(make, behave) -> None:
+async def test_a_server_that_is_never_ready_is_given_up(make, behave, until_gone) -> None:
     behave("never ready")
     engine = make(start_timeout_s=3)
     with pytest.raises(EngineUnavailable, match="not ready after 3 s"):
@@ -229,12 +231,11 @@ async def test_closing_leaves_no_process_however_stubborn(make) -> None:
         await engine.generate(REQUEST)
 
 
-async def test_cancelling_a_start_leaves_no_process(make, behave) -> None:
+async def test_cancelling_a_start_leaves_no_process(make, behave, until_gone, eventually) -> None:
     behave("never ready")
     engine = make()
     work = asyncio.ensure_future(engine.start())
-    while not (engine.log_file.parent / "pids").exists():
-        await asyncio.sleep(0.01)
+    await eventually((engine.log_file.parent / "pids").exists)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
@@ -242,18 +243,28 @@ async def test_cancelling_a_start_leaves_no_process(make, behave) -> None:
 
 
 CONTROLLER = """
-import asyncio, os, sys, time, importlib.util from pathlib import Path sys.path.insert(0, sys.argv[1]) spec
-= importlib.util.spec_from_file_location("client", sys.argv[2]) client =
-importlib.util.module_from_spec(spec) spec.loader.exec_module(client) async def main(): folder =
-Path(sys.argv[3]) engine = client.StubEngine("e0", model_folder=folder, runtime_folder=folder,
-kv_cache_mb=1, max_model_tokens=512) await engine.start() if sys.argv[4] == "forked" and os.fork() == 0:
-os.close(1) time.sleep(600) print(engine._process.pid, flush=True) await asyncio.sleep(600)
+import asyncio, os, sys, time, importlib.util
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+spec = importlib.util.spec_from_file_location("client", sys.argv[2])
+client = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(client)
+async def main():
+    folder = Path(sys.argv[3])
+    settings = {"model_folder": folder, "runtime_folder": folder, "kv_cache_mb": 1, "max_model_tokens": 512}
+    engine = client.StubEngine("e0", **settings)
+    await engine.start()
+    if sys.argv[4] == "forked" and os.fork() == 0:
+        os.close(1)
+        time.sleep(600)
+    print(engine._process.pid, flush=True)
+    await asyncio.sleep(600)
 asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("how", ["alone", "forked"])
-async def test_killing_the_controller_leaves_no_process(tmp_path, how) -> None:
+async def test_killing_the_controller_leaves_no_process(tmp_path, how, until_gone) -> None:
     """SIGKILL, so nothing of ours runs; also when a fork of it still holds the guard's pipe."""
     command = [sys.executable, "-c", CONTROLLER, str(ROOT), __file__, str(tmp_path), how]
     controller = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, start_new_session=True)
@@ -270,7 +281,7 @@ async def test_killing_the_controller_leaves_no_process(tmp_path, how) -> None:
         os.killpg(controller.pid, signal.SIGKILL) if how == "forked" else None
 
 
-async def test_killing_the_guard_takes_the_server_along(make) -> None:
+async def test_killing_the_guard_takes_the_server_along(make, until_gone) -> None:
     engine = make()
     await engine.start()
     assert engine._process
@@ -282,7 +293,7 @@ async def test_killing_the_guard_takes_the_server_along(make) -> None:
     os.kill(helper, signal.SIGKILL)  # no guard is left to do it; vLLM's own workers follow their parent
 
 
-async def test_asking_the_guard_to_end_ends_all(make) -> None:
+async def test_asking_the_guard_to_end_ends_all(make, until_gone) -> None:
     engine = make()
     await engine.start()
     assert engine._process
@@ -294,7 +305,7 @@ async def test_two_starts_have_two_seeds(make) -> None:
     engine, seeds = make(), set()
     for _ in range(2):
         await engine.start()
-        seeds.add(seed_of(Path(f"/proc/{pids(engine)[0]}/cmdline").read_text().split("\0")))
+        seeds.add(seed_of(command_line(pids(engine)[0])))
     assert len(seeds) == 2
 
 

@@ -1,4 +1,4 @@
-"""Weights through a file: complete, in a private folder, and gone afterwards, also when a process was killed."""
+"""Weights through a file: complete, private, and gone afterwards, also when a process was killed."""
 
 import asyncio
 import fcntl
@@ -74,7 +74,7 @@ async def test_a_broken_file_reaches_no_engine(make, engines, content) -> None:
     link = make()
     with pytest.raises(IncompleteWeights):
         await link.publish(lambda folder: (folder / "model.safetensors").write_bytes(content), 1)
-    with pytest.raises(IncompleteWeights, match="no \\*.safetensors"):
+    with pytest.raises(IncompleteWeights, match=r"no \*\.safetensors"):
         await link.publish(lambda folder: None, 1)
     assert engines.got == []
     await link.close()
