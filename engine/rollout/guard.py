@@ -1,21 +1,22 @@
 """Parent of one server process that takes the whole process tree along when anything dies.
 
-Started as ``python -I -S guard.py GRACE_S COMMAND...`` with a pipe from its owner on standard input. It
-runs the command and ends it, and everything that the command started, when
+Started as ``python -I -S guard.py GRACE_S SCRATCH COMMAND...`` with a pipe from its owner on standard
+input. It runs the command and ends it, and everything that the command started, when
 
 * the pipe is closed: the owner asks for it, or is dead, however it died;
 * the owner is dead though somebody else still holds the pipe's other end (it forked);
 * it is sent SIGTERM, or the command ends by itself: what that left behind goes too.
 
-It is a subreaper: orphans of the tree become its children, whatever session they moved to, so none gets
-away. If the guard itself is killed, the kernel kills the command with it (PR_SET_PDEATHSIG), and vLLM's own
-workers follow their parent. Standard library only, since it runs outside of any environment. Leaves out
-starting and asking the server: ``vllm_engine.py``.
+Last it removes the folder SCRATCH. It is a subreaper: orphans of the tree become its children, whatever
+session they moved to, so none gets away. If the guard itself is killed, the kernel kills the command with
+it (PR_SET_PDEATHSIG), and vLLM's own workers follow their parent. Standard library only, since it runs
+outside of any environment. Leaves out starting and asking the server: ``vllm_engine.py``.
 """
 
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,17 +134,18 @@ def _end_tree(command: "subprocess.Popen[bytes]", grace_s: float) -> None:
 
 def main(arguments: list[str]) -> int:
     """Exit status of the command; 128 + N if signal N ended it."""
-    grace_s, owner = float(arguments[0]), os.getppid()
+    grace_s, scratch, owner = float(arguments[0]), arguments[1], os.getppid()
     # Handlers, not SIG_IGN: that would be inherited by the command. All that they do is wake the wait below.
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     command = subprocess.Popen(
-        arguments[1:], stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent, restore_signals=True
+        arguments[2:], stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent, restore_signals=True
     )
     _wait_for_an_end(command, owner)
     status = command.poll()
     _end_tree(command, grace_s)
+    shutil.rmtree(scratch, ignore_errors=True)  # sockets and temporary files of the dead
     if status is None:
         return 0
     return status if status >= 0 else 128 - status

@@ -5,6 +5,7 @@ The other half is ``guard.py``, which is the process we really start. Leaves out
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +18,25 @@ _TAIL_LINES = 12
 
 
 class GuardedProcess:
-    """One command under a guard, its output appended to a log file. Can be started again after ``close``."""
+    """One command under a guard. Can be started again after ``close``.
+
+    Its output is appended to ``log_file``; the folder ``scratch`` is removed when it ends.
+    """
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path, grace_s: float = 5.0
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        scratch: Path,
+        grace_s: float = 5.0,
     ) -> None:
         self._command = command
         self._environment = environment
         self._log_file = log_file
         self._log_start = 0
+        self._scratch = scratch
         self._grace_s = grace_s
         self._process: asyncio.subprocess.Process | None = None
 
@@ -41,7 +52,7 @@ class GuardedProcess:
         self._log_start = os.fstat(log).st_size
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_GUARD), str(self._grace_s), *self._command),
+                *(sys.executable, "-I", "-S", str(_GUARD), str(self._grace_s), str(self._scratch), *self._command),
                 stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we let go
                 stdout=log,
                 stderr=log,
@@ -82,3 +93,4 @@ class GuardedProcess:
             self._process.stdin.close()
         await self._process.wait()
         self._process = None
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)  # if the guard was killed

@@ -120,6 +120,7 @@ class VllmEngine:
             self.command(),
             environment={**os.environ, **ENVIRONMENT, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder},
             log_file=self.log_file,
+            scratch=self._private,
         )
         await self._process.start()
         connector = aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True)
@@ -159,7 +160,6 @@ class VllmEngine:
             await session.close()
         if process:
             await process.close()
-            await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """One turn. Cancelling it ends it in the server too. ``ValueError`` if it overruns the context."""

@@ -18,6 +18,12 @@ def write(path: Path, text: str) -> None:
         (folder / "inner" / "file").write_text(text)
 
 
+def fail_while_writing(path: Path) -> None:
+    with atomic_folder(path) as folder:
+        (folder / "half").write_text("x")
+        raise OSError("no space")
+
+
 def read(path: Path) -> str:
     return (path / "inner" / "file").read_text()
 
@@ -38,9 +44,8 @@ def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
 
 def test_an_error_leaves_the_older_folder_and_no_litter(tmp_path: Path) -> None:
     write(tmp_path / "c", "good")
-    with pytest.raises(OSError, match="no space"), atomic_folder(tmp_path / "c") as folder:
-        (folder / "half").write_text("x")
-        raise OSError("no space")
+    with pytest.raises(OSError, match="no space"):
+        fail_while_writing(tmp_path / "c")
     assert read(tmp_path / "c") == "good"
     assert list(tmp_path.iterdir()) == [tmp_path / "c"]
 

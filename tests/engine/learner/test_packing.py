@@ -53,10 +53,10 @@ def test_numbers_at_untrained_places_are_not_read() -> None:
         old_logprobs=[v if on else math.nan for v, on in zip(sample.old_logprobs, sample.trained, strict=True)],
     )
     (ours,), (theirs,) = micro_batches([sample], 100), micro_batches([spoiled], 100)
-    assert ours.sampler_T is not None and theirs.sampler_T is not None
-    assert ours.old_T is not None and theirs.old_T is not None
-    assert torch.equal(ours.sampler_T, theirs.sampler_T)
-    assert torch.equal(ours.old_T, theirs.old_T)
+    for one, other in ((ours.sampler_T, theirs.sampler_T), (ours.old_T, theirs.old_T)):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
 
 
 def test_samples_without_a_trained_token_are_left_out() -> None:

@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(opening: Open, kind: str, tmp_p
     learner.save(tmp_path / "c")
     good = exported(learner, tmp_path / "good")
     step(learner, kind, 1)
-    with full_disk(), pytest.raises(OSError, match="."):
+    with full_disk(), pytest.raises(OSError, match=r"."):
         learner.save(tmp_path / "c")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "good"]
     learner.load(tmp_path / "c")
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_the_older_export(opening: Open, tmp_path: Path) -> N
     exported(learner, tmp_path)
     old = (tmp_path / "model.safetensors").read_bytes()
     step(learner, "rl", 0)
-    with full_disk(), pytest.raises(OSError, match="."):
+    with full_disk(), pytest.raises(OSError, match=r"."):
         learner.export(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == old
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -257,7 +257,7 @@ async def main():
     if sys.argv[4] == "forked" and os.fork() == 0:
         os.close(1)
         time.sleep(600)
-    print(engine._process.pid, flush=True)
+    print(engine._process.pid, engine._private, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -269,14 +269,15 @@ async def test_killing_the_controller_leaves_no_process(tmp_path, how, until_gon
     command = [sys.executable, "-c", CONTROLLER, str(ROOT), __file__, str(tmp_path), how]
     controller = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, start_new_session=True)
     assert controller.stdout
-    guard = int(await asyncio.wait_for(controller.stdout.readline(), 30))
+    guard, private = (await asyncio.wait_for(controller.stdout.readline(), 30)).split()
     server, helper = (int(pid) for pid in (tmp_path / "pids").read_text().split())
     try:
         assert alive(server)
         assert alive(helper)
         controller.kill()
         await controller.wait()
-        await until_gone(server, helper, guard)
+        await until_gone(server, helper, int(guard))
+        assert not os.path.exists(private), "sockets and temporary files went too"  # noqa: ASYNC240
     finally:
         os.killpg(controller.pid, signal.SIGKILL) if how == "forked" else None
 
