@@ -25,6 +25,7 @@ from engine.rollout.scripted_policy import arithmetic_policy
 from engine.rollout.toolcalls import PYTHON_TOOL
 from engine.rollout.vllm_engine import VllmEngine
 from engine.sink.run_folder import RunFolder
+from engine.stages.randomness import stream
 from engine.weights.file_link import FileLink
 from sandbox.contract import Executor
 
@@ -164,7 +165,7 @@ def task_of(ask: Ask, temperature: float) -> RolloutTask:
 
 
 def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: int) -> RolloutEngine:
-    """Engine ``number`` of the run, not started yet."""
+    """Engine ``number`` of the run, not started yet. Each attempt draws other samples than the one before."""
     resources = recipe.rollout
     if resources.kind == "scripted":
         return ScriptedEngine(f"scripted-{number}", arithmetic_policy(renderer), seed=recipe.seed)
@@ -176,5 +177,5 @@ def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: i
         max_model_tokens=recipe.model.context_tokens,
         max_running=resources.max_running,
         start_timeout_s=resources.start_timeout_s,
-        seed=recipe.seed,
+        seed=stream(recipe.seed, "engine", *folder.attempts()).getrandbits(31),
     )

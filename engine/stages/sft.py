@@ -67,7 +67,9 @@ async def sft_step(
     result = await context.learner_thread(lambda: learner.sft_update(batch, lr_scale=scale, normaliser=normaliser))
     seconds = time.monotonic() - began
     tokens = sum(len(sample.ids) for sample in batch)
-    metrics = {**result.metrics, "tokens_per_s": tokens / seconds}
+    # The curve shows the mean over the batch's own tokens; the objective's constant normaliser would favour length.
+    told = {"loss": result.metrics["nll"], "objective": result.metrics["loss"], "tokens_per_s": tokens / seconds}
+    metrics = {**result.metrics, **told}
     finished = StepFinished(stage=stage.name, step=step, metrics=metrics, seconds={"update": seconds})
     await progress.finish_step(learner, finished, version=context.version, every=stage.checkpoint_every)
 
