@@ -246,7 +246,10 @@ class SandboxResources(Strict):
 
 
 class LearnerResources(Strict):
-    threads: PositiveInt = Field(default=2, description="OpenMP threads of the learner.")
+    threads: PositiveInt = Field(
+        default=1,
+        description="OpenMP threads of the learner. More help only on idle cores: spinning threads cost triple.",
+    )
     micro_batch_tokens: PositiveInt = Field(default=8192, description="Padded tokens of one forward pass.")
 
 

@@ -142,7 +142,7 @@ def test_smoke_with_vllm_killed_once_in_each_phase(tmp_path: Path, tools: dict[s
     recipe = Path(__file__).resolve().parents[2] / "engine" / "recipes" / "smoke.toml"
     kill_in_each([*KILLS[:-1], ("eval-rl", 1, Phase.sampling)], recipe, folder, tools)
     told = events(folder)
-    expected = [("rl", step) for step in range(1, 13)] + [("sft", step) for step in range(1, 161)]
+    expected = [("rl", step) for step in range(1, 13)] + [("sft", step) for step in range(1, 151)]
     assert sorted(fold_steps(told)) == expected
     rl = Counter(e.body.step for e in told if isinstance(e.body, StepFinished) and e.body.stage == "rl")
     assert set(rl.values()) == {1}

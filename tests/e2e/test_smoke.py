@@ -12,7 +12,7 @@ from engine.sink.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS = 12
+SFT_STEPS, STEPS = 150, 12
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def trajectories(run: Path, body: StepFinished | EvalFinished) -> list[Trajector
 def test_it_finishes_with_every_step_once(run: Path, events: Events) -> None:
     told = events(run)
     assert isinstance(told[-1].body, RunFinished)
-    assert [body.step for body in steps(told, "sft")] == list(range(1, 161))
+    assert [body.step for body in steps(told, "sft")] == list(range(1, SFT_STEPS + 1))
     assert [body.step for body in steps(told, "rl")] == list(range(1, STEPS + 1))
 
 
