@@ -1,11 +1,14 @@
 """What a process of ours needs in its environment, set by itself, whoever starts it (a shell, Celery, Slurm).
 
 DeepSpeed finds ninja only on PATH and its compiled pieces only through TORCH_EXTENSIONS_DIR (the default is per HOME).
+Where there is no GPU it is told so: left to find out, it warns on every start.
 """
 
 import os
 import sys
 from pathlib import Path
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def prepare_environment() -> None:
@@ -16,3 +19,5 @@ def prepare_environment() -> None:
         os.environ["PATH"] = os.pathsep.join([str(prefix / "bin"), *folders])
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(prefix / "torch_extensions"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -5,14 +5,12 @@ would compile for minutes or fail. Processes that tests start inherit them.
 """
 
 import os
-from pathlib import Path
 
 from hypothesis import settings
 
-VENV = Path(__file__).resolve().parent.parent / ".venv"
+from engine.environment import prepare_environment
 
-os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-os.environ["TORCH_EXTENSIONS_DIR"] = str(VENV / "torch_extensions")
+prepare_environment()
 # One thread a process: vLLM's and the learner's share few cores, and spinning threads slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
