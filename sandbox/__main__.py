@@ -125,8 +125,8 @@ async def _answer(sandbox: SandboxClient, number: int, line: str) -> Answer:
         result = await sandbox.execute(request)
     except SandboxUnavailable as error:  # only this call is lost; the others have their results
         message = f"the sandbox failed: {error}"
-        return {"id": request.id, "error": {"line": number, "field": None, "message": message}}
-    return result.model_dump(include=_FIELDS)
+        return {"id": fields["id"], "error": {"line": number, "field": None, "message": message}}
+    return {**result.model_dump(include=_FIELDS), "id": fields["id"]}  # a numeric id comes back as a number
 
 
 def _request(fields: Any) -> ExecRequest:
@@ -135,6 +135,8 @@ def _request(fields: Any) -> ExecRequest:
             raise _FieldError("cells", "cells need sessions, which are not available yet: send one `code`")
         if "id" not in fields:
             raise _FieldError("id", "Field required: results are matched by it")
+        if type(fields["id"]) is int:  # numbers are fine as ids in JSONL; a bool is no number
+            fields = {**fields, "id": str(fields["id"])}
     return ExecRequest.model_validate(fields)
 
 

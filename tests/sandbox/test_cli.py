@@ -89,6 +89,12 @@ def test_batch_of_good_lines_succeeds() -> None:
     assert (done.returncode, json.loads(done.stdout)["stdout"]) == (0, "1\n")
 
 
+def test_batch_gives_a_numeric_id_back_as_a_number() -> None:
+    done = sandbox_cli("batch", stdin='{"id": 7, "code": "print(1)"}\n')
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["id"] == 7
+
+
 def test_missing_interpreter_is_our_failure_not_the_programs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sandbox", "exec", "-"],

@@ -52,7 +52,7 @@ def test_generated_training_problems_avoid_the_recipes_evaluation_problems() -> 
 
 
 def test_what_a_file_holds_that_cannot_be_trained_on_is_told_and_left_out(tmp_path: Path) -> None:
-    held_out = eval_problems(recipe().stages[0])[0]  # type: ignore[arg-type]
+    held_out = eval_problems(recipe().stages[0])[0]
     source = write(
         tmp_path,
         '{"problem": "1+1?", "answer": "2"}',
@@ -80,12 +80,12 @@ def test_an_evaluation_problem_longer_than_the_context_is_left_out_not_wrong(tmp
     source = write(tmp_path, '{"problem": "1+1?", "answer": "2"}', f'{{"problem": "{"long " * 40}", "answer": "2"}}')
     found = recipe(problems={"kind": "file", "path": str(source.path)})
     given = context(found)
-    assert [p.text for p in fitting_problems(given, found.stages[0])] == ["1+1?"]  # type: ignore[arg-type]
+    assert [p.text for p in fitting_problems(given, found.stages[0])] == ["1+1?"]
     assert given.warnings == [f"eval: 1 problems are longer than the context of {CONTEXT} tokens"]
 
 
 def test_a_file_pool_repeats_only_when_it_must() -> None:
-    problems = eval_problems(recipe().stages[0])  # type: ignore[arg-type]
+    problems = eval_problems(recipe().stages[0])
     drawn = FilePool(problems).draw(random.Random(0), 6)
     assert len({p.text for p in drawn}) == 4
     assert len({p.text for p in FilePool(problems).draw(random.Random(0), 3)}) == 3

@@ -71,7 +71,7 @@ def attempt(folder: RunFolder) -> Open:
 
 async def finish(progress: StageProgress, step: int, every: int = 1) -> None:
     done = StepFinished(stage="sft", step=step, metrics={"loss": 1.0 / step})
-    await progress.finish_step(TextLearner(), done, version=step, every=every)  # type: ignore[arg-type]
+    await progress.finish_step(TextLearner(), done, version=step, every=every)
 
 
 def told(folder: RunFolder) -> list[int]:

@@ -110,11 +110,11 @@ class Bench:
             reward=MathReward(),
             **parts,
         )
-        self.stage: RlStage = found.stages[0]  # type: ignore[assignment]
+        self.stage: RlStage = found.stages[0]
 
     async def step(self, number: int = 1) -> StepFinished:
         progress = StageProgress(self.context, self.stage.name, self.stage.steps)
-        await RlStep(self.context, self.stage, self.learner, number).run(Pool(), progress)  # type: ignore[arg-type]
+        await RlStep(self.context, self.stage, self.learner, number).run(Pool(), progress)
         return [e.body for e in self.events() if isinstance(e.body, StepFinished)][-1]
 
     def events(self) -> list[Event]:
@@ -176,8 +176,8 @@ async def test_with_several_updates_each_sample_is_seen_once_with_old_logprobs(b
 
 async def test_a_step_is_a_function_of_its_name(bench: Callable[..., Bench]) -> None:
     found = bench(mixed)
-    asks = RlStep(found.context, found.stage, found.learner, 7).asks(Pool())  # type: ignore[arg-type]
-    again = RlStep(found.context, found.stage, found.learner, 7).asks(Pool())  # type: ignore[arg-type]
+    asks = RlStep(found.context, found.stage, found.learner, 7).asks(Pool())
+    again = RlStep(found.context, found.stage, found.learner, 7).asks(Pool())
     assert asks == again
     assert len({ask.u for ask in asks}) == len(asks)
 
@@ -245,7 +245,7 @@ async def test_c011_a_problem_drawn_twice_makes_two_groups(bench: Callable[..., 
         def draw(self, rng: object, count: int) -> list[Problem]:
             return [Problem("2+2?", "4")] * count
 
-    asks = RlStep(found.context, found.stage, found.learner, 1).asks(Same())  # type: ignore[arg-type]
+    asks = RlStep(found.context, found.stage, found.learner, 1).asks(Same())
     assert len({ask.problem.id for ask in asks}) == 1
     assert len({ask.group for ask in asks}) == case("C011")["expected"]["groups"]
 
