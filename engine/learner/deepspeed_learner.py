@@ -6,8 +6,10 @@ in. A loss or gradient that is not finite skips the step: weights and optimizer 
 metric ``skipped`` says so. Leaves out several ranks, bf16 and chunks over the vocabulary.
 """
 
+import errno
 import gc
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from engine.learner.packing import MicroBatch, micro_batches
 from engine.learner.policy_model import PolicyModel
 from engine.objective.logprob import entropy, token_logp
 from engine.objective.policy_loss import policy_loss, token_mean
+from engine.sink.disk import SinkFull
 
 TAG = "deepspeed"
 """Folder of DeepSpeed's own files inside a checkpoint."""
@@ -58,6 +61,9 @@ class Tally:
     def per_token(self, total: float) -> float:
         return total / self.tokens if self.tokens else 0.0
 
+
+ROOM = 64 << 20
+"""Bytes; a write that fails with less than this left on its disk is told as a full disk."""
 
 LossOf = Callable[[MicroBatch, Tensor, Tally], Tensor]
 """A micro-batch, its logits [T, V] and the update's tally -> its share of the loss, already normalised."""
@@ -259,8 +265,11 @@ def _all_trained(sample: Sample) -> Sample:
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """torch and safetensors report a write that failed as errors of their own."""
+    """torch and safetensors report a write that failed as errors of their own, without the system's number for it."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
+        place = next(each for each in (folder, *folder.parents) if each.exists())
+        if shutil.disk_usage(place).free < ROOM:
+            raise SinkFull(place, errno.ENOSPC) from error
         raise OSError(f"{folder}: weights could not be written: {error}") from error

@@ -3,6 +3,8 @@
 With the scripted engine here; with vLLM on the smoke recipe in ``make test-long``.
 """
 
+import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +125,34 @@ def test_ctrl_c_keeps_the_step_and_leaves_nothing(
     told = [e.body.step for e in events(folder) if isinstance(e.body, StepFinished) and e.body.stage == "rl"]
     assert told == [1, 2, 3, 4]
     assert {1, 2} <= done
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+def test_a_full_disk_is_named_and_the_run_goes_on_after_room_is_made(
+    recipe: Path, tmp_path: Path, tools: dict[str, Any], events: Events
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount(disk, "size=1m")
+    try:
+        process = tools["start"]("run", recipe, "--out", disk / "run")
+        assert process.wait(120) == 1
+        assert "the disk is full" in process.output()
+        finished = set(fold_steps(events(disk / "run")))
+        mount(disk, "remount,size=50m")
+        again = tools["start"]("resume", disk / "run")
+        assert again.wait(120) == 0, again.output()
+        told = fold_steps(events(disk / "run"))
+        assert finished
+        assert finished <= set(told)
+        assert len(told) == 10
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def mount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 
 @pytest.mark.timeout(120)
