@@ -55,6 +55,7 @@ class Stopwatch:
 async def run_rl(context: StageContext, stage: RlStage, progress: StageProgress) -> Checkpoint:
     """Train from the context's policy, or go on from the last checkpoint. Returns the final checkpoint."""
     pool = training_problems(context, stage.problems)
+    await context.inbox.unless_stopped(context.rollouts.ready())
     learner = await context.learner_thread(lambda: open_learner(context, stage, progress))
     try:
         await context.rollouts.publish(learner, context.version)

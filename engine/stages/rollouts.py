@@ -75,7 +75,8 @@ class Rollouts:
         await self._link.close()
         await self._pool.close()
 
-    async def _ready(self) -> EnginePool:
+    async def ready(self) -> EnginePool:
+        """The pool with every engine started. Raises ``EngineUnavailable`` if one did not come up."""
         if self._starting is None:
             raise RuntimeError("rollouts are used inside `async with`")
         await asyncio.shield(self._starting)
@@ -85,7 +86,7 @@ class Rollouts:
         self, asks: Sequence[Ask], stage: RlStage | EvalStage, *, temperature: float | None = None
     ) -> list[Trajectory]:
         """Finished rollouts; those that our own failures spoiled are left out. Raises when all of them were."""
-        pool = await self._ready()
+        pool = await self.ready()
         limits = self._limits(stage)
         hot = stage.temperature if temperature is None else temperature
 
@@ -125,12 +126,12 @@ class Rollouts:
 
     async def publish(self, learner: Learner, version: int) -> None:
         """Every engine serves the learner's weights as ``version`` when this returns."""
-        await self._ready()
+        await self.ready()
         await self._link.publish(learner.export, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Every engine serves the weights of a model folder as ``version`` when this returns."""
-        await (await self._ready()).load_weights(folder, version)
+        await (await self.ready()).load_weights(folder, version)
 
     async def metrics(self) -> dict[str, dict[str, float]]:
         """Load figures by engine."""

@@ -33,7 +33,8 @@ CONVERSATIONS_AT_ONCE = 256
 async def run_sft(context: StageContext, stage: SftStage, progress: StageProgress) -> Checkpoint:
     """Train from the context's policy, or go on from the last checkpoint. Returns the final checkpoint."""
     context.phase(stage.name, progress.next_step, Phase.preparing)
-    rows = encode(context, stage, await conversations(context, stage))
+    data = await context.inbox.unless_stopped(conversations(context, stage))
+    rows = encode(context, stage, data)
     learner = await context.learner_thread(lambda: open_learner(context, stage, progress))
     try:
         for step in range(progress.next_step, stage.steps + 1):
