@@ -292,7 +292,7 @@ async def test_weights_that_no_engine_can_load_end_in_an_error(make_pool, tmp_pa
         await asyncio.wait_for(pool.load_weights(tmp_path / "missing", 3), 5)
 
 
-async def test_weights_that_change_while_an_engine_restarts(make_pool, tmp_path) -> None:
+async def test_weights_that_change_while_an_engine_restarts(make_pool, tmp_path, eventually) -> None:
     """It comes up with version 1 in hand when 2 is published: it serves nothing but 2."""
     pool, engines = await make_pool()
     await pool.load_weights(write_weights(tmp_path / "1", b"1"), 1)
@@ -312,6 +312,7 @@ async def test_weights_that_change_while_an_engine_restarts(make_pool, tmp_path)
     go_on.set()
     made = [one for _ in range(3) for one in await pool.run(range(8), ask)]
     assert {one.version for one in made} == {2}
+    await eventually(lambda: pool.restarts == 1)
     assert (await engines[0].generate(REQUEST)).version == 2
 
 
