@@ -98,8 +98,13 @@ class SubprocessBackend:
             run.stderr.close_write_end()
 
 
+_NUL_IN_SOURCE = "raise SyntaxError('source code cannot contain null bytes')"
+"""CPython before 3.11.4 cut a source file at its first NUL and ran what stood before (cpython gh-96670)."""
+
+
 def _write_program(folder: str, request: ExecRequest) -> None:
-    Path(folder, "main.py").write_bytes(request.code.encode("utf-8", "surrogatepass"))
+    code = _NUL_IN_SOURCE if "\0" in request.code else request.code
+    Path(folder, "main.py").write_bytes(code.encode("utf-8", "surrogatepass"))
 
 
 class _Run:
