@@ -123,6 +123,16 @@ class Stage(Strict):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Unique within the recipe.")
 
 
+class RolloutStage(Stage):
+    """What stages that sample have in common: how long a rollout may get and how hot it is."""
+
+    max_response_tokens: PositiveInt = Field(description="Longest response, tool tokens included.")
+    max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
+    max_calls_per_turn: PositiveInt = Field(default=4, description="Tool calls run in one turn; others are refused.")
+    tool_response_chars: PositiveInt = Field(default=200, description="Tool text over this is cut in its middle.")
+    temperature: PositiveFloat = Field(default=1.0, description="Sampling temperature; top-p and top-k stay off.")
+
+
 class SftStage(Stage):
     """Supervised fine-tuning on generated, unfiltered trajectories (non-reasoning SFT of the paper)."""
 
@@ -165,7 +175,7 @@ class KeepAll(Strict):
 Downsampling = Annotated[RocDownsampling | UniformDownsampling | KeepAll, Field(discriminator="kind")]
 
 
-class RlStage(Stage):
+class RlStage(RolloutStage):
     """GRPO-RoC with the Python tool."""
 
     kind: Literal["rl"]
@@ -174,11 +184,6 @@ class RlStage(Stage):
     problems_per_step: PositiveInt = Field(default=12, description="Groups a step.")
     rollouts_per_problem: int = Field(default=16, ge=2, description="Rollouts sampled in a group (the paper's 2G).")
     keep_per_problem: PositiveInt = Field(default=8, description="Rollouts kept in a group (the paper's G).")
-    max_response_tokens: PositiveInt = Field(description="Longest response, tool tokens included.")
-    max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
-    max_calls_per_turn: PositiveInt = Field(default=4, description="Tool calls run in one turn; others are refused.")
-    tool_response_chars: PositiveInt = Field(default=200, description="Tool text over this is cut in its middle.")
-    temperature: PositiveFloat = Field(default=1.0, description="Sampling temperature; top-p and top-k stay off.")
     downsampling: Downsampling = RocDownsampling()
     advantage_norm: Literal["std", "none"] = Field(default="std", description="`none` is Dr. GRPO.")
     clip_low: Share = Field(default=0.2, description="The ratio's lower bound is 1 - clip_low.")
@@ -208,7 +213,7 @@ class RlStage(Stage):
         return self
 
 
-class EvalStage(Stage):
+class EvalStage(RolloutStage):
     """Held-out problems, sampled and greedy. They never occur in training data of the same recipe."""
 
     kind: Literal["eval"]
@@ -216,11 +221,6 @@ class EvalStage(Stage):
     count: PositiveInt = Field(default=128, description="Held-out problems.")
     samples: int = Field(default=1, ge=0, description="Sampled rollouts a problem; 0 for greedy only.")
     greedy: bool = Field(default=True, description="One greedy rollout a problem besides.")
-    temperature: PositiveFloat = Field(default=1.0, description="Temperature of the sampled rollouts.")
-    max_response_tokens: PositiveInt = Field(default=160, description="Longest response, tool tokens included.")
-    max_turns: PositiveInt = Field(default=6, description="Most assistant turns.")
-    max_calls_per_turn: PositiveInt = Field(default=4, description="Tool calls run in one turn; others are refused.")
-    tool_response_chars: PositiveInt = Field(default=200, description="Tool text over this is cut in its middle.")
     problem_seed: int = Field(default=99, description="Equal seeds give equal problems, so stages can be compared.")
 
 

@@ -3,6 +3,8 @@
 See ``commit.py`` for the order of writes. Leaves out what a step does.
 """
 
+from collections.abc import Callable
+
 from engine.contract.events import CheckpointSaved, StepFinished, fold_steps
 from engine.learner.base import Learner
 from engine.sink.event_log import read_events
@@ -28,6 +30,17 @@ class StageProgress:
         told = fold_steps(read_events(self._context.folder))
         if (self._stage, self.checkpoint.step) not in told:
             self._tell(self.checkpoint)
+
+    async def open_learner(self, make: Callable[[], Learner]) -> Learner:
+        """A new learner, brought to the last checkpoint if there is one."""
+
+        def opened() -> Learner:
+            learner = make()
+            if self.checkpoint is not None:
+                learner.load(self.checkpoint.learner)
+            return learner
+
+        return await self._context.learner_thread(opened)
 
     async def finish_step(self, learner: Learner, finished: StepFinished, *, version: int, every: int) -> None:
         """Tell a finished step. Durable first, where ``every``, the last step or a waiting command asks for it."""

@@ -56,7 +56,9 @@ async def run_rl(context: StageContext, stage: RlStage, progress: StageProgress)
     """Train from the context's policy, or go on from the last checkpoint. Returns the final checkpoint."""
     pool = training_problems(context, stage.problems)
     await context.inbox.unless_stopped(context.rollouts.ready())
-    learner = await context.learner_thread(lambda: open_learner(context, stage, progress))
+    learner = await progress.open_learner(
+        lambda: DeepSpeedLearner.for_rl(context.policy, stage, context.recipe.learner)
+    )
     try:
         await context.rollouts.publish(learner, context.version)
         for step in range(progress.next_step, stage.steps + 1):
@@ -64,13 +66,6 @@ async def run_rl(context: StageContext, stage: RlStage, progress: StageProgress)
         return progress.final()
     finally:
         await context.close_learner(learner)
-
-
-def open_learner(context: StageContext, stage: RlStage, progress: StageProgress) -> Learner:
-    learner = DeepSpeedLearner.for_rl(context.policy, stage, context.recipe.learner)
-    if progress.checkpoint is not None:
-        learner.load(progress.checkpoint.learner)
-    return learner
 
 
 class RlStep:

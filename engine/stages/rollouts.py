@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.contract.job import EvalStage, Recipe, RlStage
+from engine.contract.job import Recipe, RolloutStage
 from engine.contract.trajectory import Trajectory
 from engine.data.problem import Problem
 from engine.data.render import Renderer
@@ -83,7 +83,7 @@ class Rollouts:
         return self._pool
 
     async def sample(
-        self, asks: Sequence[Ask], stage: RlStage | EvalStage, *, temperature: float | None = None
+        self, asks: Sequence[Ask], stage: RolloutStage, *, temperature: float | None = None
     ) -> list[Trajectory]:
         """Finished rollouts; those that our own failures spoiled are left out. Raises when all of them were."""
         pool = await self.ready()
@@ -108,7 +108,7 @@ class Rollouts:
             raise EngineUnavailable(f"all {len(failures)} rollouts were lost, the last by: {failures[-1].reason}")
         return finished
 
-    def _limits(self, stage: RlStage | EvalStage) -> TurnLimits:
+    def _limits(self, stage: RolloutStage) -> TurnLimits:
         return TurnLimits(
             context_tokens=self._recipe.model.context_tokens,
             max_response_tokens=stage.max_response_tokens,
@@ -118,7 +118,7 @@ class Rollouts:
             sandbox=self._recipe.sandbox.limits,
         )
 
-    def _longest(self, asks: Sequence[Ask], stage: RlStage | EvalStage) -> int:
+    def _longest(self, asks: Sequence[Ask], stage: RolloutStage) -> int:
         """Longest prompt and response: what admission reserves in the KV cache."""
         prompts = {ask.problem.text for ask in asks}
         longest = max((len(self._renderer.prompt(text)) for text in prompts), default=0)
@@ -144,7 +144,7 @@ class Rollouts:
             max_response_tokens=self._recipe.model.context_tokens,
             max_turns=1,
             max_calls_per_turn=1,
-            tool_response_chars=EvalStage.model_fields["tool_response_chars"].default,
+            tool_response_chars=RolloutStage.model_fields["tool_response_chars"].default,
             sandbox=self._recipe.sandbox.limits,
         )
         calls = await answer_calls(text, executor=self._executor, tools=TOOLS, limits=limits)

@@ -35,20 +35,15 @@ async def run_sft(context: StageContext, stage: SftStage, progress: StageProgres
     context.phase(stage.name, progress.next_step, Phase.preparing)
     data = await context.inbox.unless_stopped(conversations(context, stage))
     rows = encode(context, stage, data)
-    learner = await context.learner_thread(lambda: open_learner(context, stage, progress))
+    learner = await progress.open_learner(
+        lambda: DeepSpeedLearner.for_sft(context.policy, stage, context.recipe.learner)
+    )
     try:
         for step in range(progress.next_step, stage.steps + 1):
             await sft_step(context, stage, progress, learner, rows, step)
         return progress.final()
     finally:
         await context.close_learner(learner)
-
-
-def open_learner(context: StageContext, stage: SftStage, progress: StageProgress) -> Learner:
-    learner = DeepSpeedLearner.for_sft(context.policy, stage, context.recipe.learner)
-    if progress.checkpoint is not None:
-        learner.load(progress.checkpoint.learner)
-    return learner
 
 
 async def sft_step(

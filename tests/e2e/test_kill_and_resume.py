@@ -52,6 +52,7 @@ max_logprob_gap = 1e9
 [[stages]]
 name = "eval"
 kind = "eval"
+max_response_tokens = 160
 count = 4
 """
 

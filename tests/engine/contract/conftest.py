@@ -13,6 +13,6 @@ def recipe() -> dict[str, Any]:
         "stages": [
             {"kind": "sft", "name": "sft", "steps": 2},
             {"kind": "rl", "name": "rl-1", "steps": 3, "max_response_tokens": 160},
-            {"kind": "eval", "name": "eval"},
+            {"kind": "eval", "name": "eval", "max_response_tokens": 160},
         ],
     }
