@@ -35,7 +35,8 @@ def test_check_names_every_wrong_field(tmp_path: Path) -> None:
 def test_a_model_folder_that_is_none_is_named(tmp_path: Path) -> None:
     recipe = tmp_path / "wrong.toml"
     recipe.write_text(
-        'name = "x"\n[model]\nkind = "folder"\npath = "nowhere"\n[[stages]]\nname = "e"\nkind = "eval"\nmax_response_tokens = 160\n'
+        'name = "x"\n[model]\nkind = "folder"\npath = "nowhere"\n'
+        '[[stages]]\nname = "e"\nkind = "eval"\nmax_response_tokens = 160\n'
     )
     result = call("check", recipe)
     assert result.exit_code == 2
