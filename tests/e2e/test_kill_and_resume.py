@@ -83,7 +83,7 @@ def kill_in_each(kills: list[tuple[str, int, Phase]], recipe: Path, folder: Path
     """Kill one attempt after the other at its marker, then let the last one finish."""
     process = tools["start"]("run", recipe, "--out", folder)
     for attempt, kill in enumerate(kills, start=1):
-        tools["until"](process, folder, attempt, marks(*kill))
+        tools["until"](process, folder, attempt, marks(*kill), timeout=400)
         tools["assert_gone"](process.kill())
         process = tools["start"]("resume", folder)
     assert process.wait(300) == 0, process.output()
