@@ -6,8 +6,10 @@ The other half is ``guard.py``, which is the process we really start. Leaves out
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine.rollout import guard
@@ -15,12 +17,16 @@ from engine.rollout import guard
 _GUARD = Path(guard.__file__)
 _TAIL_BYTES = 4096
 _TAIL_LINES = 12
+_MARK = "STARLOOM_GUARDED"
+_TICK_S = 0.05
 
 
 class GuardedProcess:
     """One command under a guard. Can be started again after ``close``.
 
-    Its output is appended to ``log_file``; the folder ``scratch`` is removed when it ends.
+    Its output is appended to ``log_file``; the folder ``scratch`` is removed when it ends, and is its name: whatever
+    carries that name in its environment is ours, also when a killed guard, of this run or of an attempt before it,
+    could not take it along.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class GuardedProcess:
     async def start(self) -> None:
         if self.pid is not None:
             raise RuntimeError(f"{self._command[0]} is running already, guard {self.pid}")
+        await self._end_strays()
         log = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._log_start = os.fstat(log).st_size
         try:
@@ -56,7 +63,7 @@ class GuardedProcess:
                 stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we let go
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env={**self._environment, _MARK: str(self._scratch)},
                 cwd=self._log_file.parent,
                 start_new_session=True,  # a Ctrl-C in our terminal is for us
             )
@@ -93,4 +100,25 @@ class GuardedProcess:
             self._process.stdin.close()
         await self._process.wait()
         self._process = None
+        await self._end_strays()
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)  # if the guard was killed
+
+    async def _end_strays(self) -> None:
+        """Kill what no guard is left to kill. Finds nothing after an ordinary end."""
+        mark = f"{_MARK}={self._scratch}".encode()
+        async with asyncio.timeout(self._grace_s):
+            while strays := await asyncio.to_thread(_carrying, mark):
+                for pid in strays:
+                    with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                        os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(_TICK_S)
+
+
+def _carrying(mark: bytes) -> list[int]:
+    """Our processes with ``mark`` in their environment. A zombie's environment is empty."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # it ended while we looked, or is another user's
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found

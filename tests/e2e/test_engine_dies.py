@@ -17,6 +17,7 @@ SMOKE = Path(__file__).resolve().parents[2] / "engine" / "recipes" / "smoke.toml
 
 
 def servers(process: psutil.Process) -> list[psutil.Process]:
+    """What `pkill -9 -f vllm.entrypoints` would find: the server and its guard. Engine core and worker are orphaned."""
     return [p for p in process.children(recursive=True) if "vllm.entrypoints.openai.api_server" in p.cmdline()]
 
 

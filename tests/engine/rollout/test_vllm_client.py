@@ -282,7 +282,7 @@ async def test_killing_the_controller_leaves_no_process(tmp_path, how, until_gon
         os.killpg(controller.pid, signal.SIGKILL) if how == "forked" else None
 
 
-async def test_killing_the_guard_takes_the_server_along(make, until_gone) -> None:
+async def test_killing_the_guard_takes_the_server_along_and_closing_the_rest(make, until_gone) -> None:
     engine = make()
     await engine.start()
     assert engine._process
@@ -291,7 +291,23 @@ async def test_killing_the_guard_takes_the_server_along(make, until_gone) -> Non
     await until_gone(server)
     with pytest.raises(EngineUnavailable):
         await engine.generate(REQUEST)
-    os.kill(helper, signal.SIGKILL)  # no guard is left to do it; vLLM's own workers follow their parent
+    assert alive(helper), "no guard is left to kill it"
+    await engine.close()
+    await until_gone(helper)
+
+
+async def test_a_start_ends_what_a_killed_attempt_left(make, until_gone) -> None:
+    """Controller and guard killed together: nobody is left but the next attempt, on the same folder."""
+    engine = make()
+    await engine.start()
+    assert engine._process
+    _, helper = pids(engine)
+    os.kill(engine._process.pid, signal.SIGKILL)
+    assert alive(helper)
+    again = make()
+    await again.start()
+    await until_gone(helper)
+    assert await again.generate(REQUEST)
 
 
 async def test_asking_the_guard_to_end_ends_all(make, until_gone) -> None:
