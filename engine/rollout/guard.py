@@ -10,8 +10,7 @@ input. It runs the command and ends it, and everything that the command started,
 Last it removes the folder SCRATCH. It is a subreaper: orphans of the tree become its children, whatever
 session they moved to, so none gets away. If the guard itself is killed, the kernel kills the command with
 it (PR_SET_PDEATHSIG), and its owner, or the next attempt, kills what is left (``guarded.py``).
-Standard library only, since it runs
-outside of any environment. Leaves out starting and asking the server: ``vllm_engine.py``.
+Standard library only, since it runs outside of any environment. Leaves out starting and asking the server: ``vllm_engine.py``.
 """
 
 import ctypes
