@@ -10,7 +10,8 @@ input. It runs the command and ends it, and everything that the command started,
 Last it removes the folder SCRATCH. It is a subreaper: orphans of the tree become its children, whatever
 session they moved to, so none gets away. If the guard itself is killed, the kernel kills the command with
 it (PR_SET_PDEATHSIG), and its owner, or the next attempt, kills what is left (``guarded.py``).
-Standard library only, since it runs outside of any environment. Leaves out starting and asking the server: ``vllm_engine.py``.
+Standard library only, since it runs outside of any environment. Leaves out starting and asking the server:
+``vllm_engine.py``.
 """
 
 import ctypes
@@ -78,7 +79,8 @@ def _descendants() -> set[int]:
     return tree - {os.getpid()}
 
 
-def _is_tracker(pid: int) -> bool:
+def is_tracker(pid: int) -> bool:
+    """Whether it is one of Python's resource trackers: they remove the shared memory of the dead, then end."""
     try:
         return _TRACKER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it ended while we looked
@@ -110,7 +112,7 @@ def _gone_within(seconds: float, *, kill: bool) -> bool:
     deadline = time.monotonic() + seconds
     while alive := _descendants():
         if kill:
-            _signal_all({pid for pid in alive if not _is_tracker(pid)}, signal.SIGKILL)
+            _signal_all({pid for pid in alive if not is_tracker(pid)}, signal.SIGKILL)
         if time.monotonic() > deadline:
             return False
         time.sleep(_TICK_S)

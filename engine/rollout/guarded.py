@@ -104,11 +104,13 @@ class GuardedProcess:
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)  # if the guard was killed
 
     async def _end_strays(self) -> None:
-        """Kill what no guard is left to kill. Finds nothing after an ordinary end."""
+        """Kill what no guard is left to kill, and wait for it. Finds nothing after an ordinary end."""
         mark = f"{_MARK}={self._scratch}".encode()
         async with asyncio.timeout(self._grace_s):
             while strays := await asyncio.to_thread(_carrying, mark):
                 for pid in strays:
+                    if guard.is_tracker(pid):
+                        continue
                     with suppress(ProcessLookupError):  # it ended by itself meanwhile
                         os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(_TICK_S)
