@@ -248,7 +248,7 @@ class SandboxResources(Strict):
 class LearnerResources(Strict):
     threads: PositiveInt = Field(
         default=1,
-        description="OpenMP threads of the learner. More help only on idle cores: spinning threads cost triple.",
+        description="OpenMP threads of the learner. More help on idle cores only: beside other work they spin.",
     )
     micro_batch_tokens: PositiveInt = Field(default=8192, description="Padded tokens of one forward pass.")
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.rollout import guard
+from engine.rollout.base import EngineUnavailable
 
 _GUARD = Path(guard.__file__)
 _TAIL_BYTES = 4096
@@ -106,14 +107,22 @@ class GuardedProcess:
     async def _end_strays(self) -> None:
         """Kill what no guard is left to kill, and wait for it. Finds nothing after an ordinary end."""
         mark = f"{_MARK}={self._scratch}".encode()
-        async with asyncio.timeout(self._grace_s):
-            while strays := await asyncio.to_thread(_carrying, mark):
-                for pid in strays:
-                    if guard.is_tracker(pid):
-                        continue
-                    with suppress(ProcessLookupError):  # it ended by itself meanwhile
-                        os.kill(pid, signal.SIGKILL)
-                await asyncio.sleep(_TICK_S)
+        strays: list[int] = []
+        try:
+            async with asyncio.timeout(self._grace_s):
+                while strays := await asyncio.to_thread(_carrying, mark):
+                    _kill(strays)
+                    await asyncio.sleep(_TICK_S)
+        except TimeoutError:
+            raise EngineUnavailable(f"processes {strays} of an engine do not end, kill them by hand") from None
+
+
+def _kill(pids: Sequence[int]) -> None:
+    """All but resource trackers, which still have the shared memory of the others to remove."""
+    for pid in pids:
+        if not guard.is_tracker(pid):
+            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
 
 
 def _carrying(mark: bytes) -> list[int]:

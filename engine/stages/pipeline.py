@@ -94,9 +94,10 @@ def planned_steps(stage: AnyStage) -> int:
 
 def tell_failure(folder: RunFolder, log: EventLog, error: Exception) -> None:
     """Keep the trace in the run folder and the message in the log; a full disk can take neither and is the message."""
-    with suppress(OSError, SinkFull):
+    with suppress(OSError):
         trace = "".join(traceback.format_exception(error))
         (folder.logs / f"failure-{log.attempt:04d}.txt").write_text(trace, encoding="utf-8", errors="backslashreplace")
+    with suppress(SinkFull):
         log.append(RunFailed(error=type(error).__name__, message=str(error)))
 
 

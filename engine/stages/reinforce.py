@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.contract.events import Phase, StepFinished
 from engine.contract.job import RlStage
@@ -154,9 +154,7 @@ class RlStep:
         count = min(self.stage.updates_per_step, len(shuffled))
         if count > 1:
             old = self.learner.logprobs(shuffled)
-            shuffled = [
-                Sample(s.ids, s.trained, s.logprobs, logp, s.advantage) for s, logp in zip(shuffled, old, strict=True)
-            ]
+            shuffled = [replace(sample, old_logprobs=logp) for sample, logp in zip(shuffled, old, strict=True)]
         return [shuffled[start::count] for start in range(count)]
 
     def lr_scale(self, groups: Sequence[Group]) -> float:

@@ -5,6 +5,7 @@ waits. Leaves out how a rollout goes (``engine.rollout.agent``) and who runs whe
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from engine.weights.file_link import FileLink
 from sandbox.contract import Executor
 
 TOOLS = (PYTHON_TOOL,)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Rollouts:
 
     async def __aenter__(self) -> Self:
         self._starting = asyncio.create_task(self._pool.start())
+        self._starting.add_done_callback(_tell_failed_start)
         return self
 
     async def __aexit__(
@@ -149,6 +153,12 @@ class Rollouts:
         )
         calls = await answer_calls(text, executor=self._executor, tools=TOOLS, limits=limits)
         return calls[0].response
+
+
+def _tell_failed_start(starting: "asyncio.Task[None]") -> None:
+    """At once, not when an RL stage first needs the engines: an SFT stage may run for hours before that."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        _log.error("rollout engines did not start, the first stage that samples will fail: %s", error)
 
 
 def task_of(ask: Ask, temperature: float) -> RolloutTask:

@@ -35,12 +35,14 @@ async def run_sft(context: StageContext, stage: SftStage, progress: StageProgres
     context.phase(stage.name, progress.next_step, Phase.preparing)
     data = await context.inbox.unless_stopped(conversations(context, stage))
     rows = encode(context, stage, data)
+    normaliser = stage.batch_size * mean_trained(rows)
     learner = await progress.open_learner(
         lambda: DeepSpeedLearner.for_sft(context.policy, stage, context.recipe.learner)
     )
     try:
         for step in range(progress.next_step, stage.steps + 1):
-            await sft_step(context, stage, progress, learner, rows, step)
+            batch = draw_batch(rows, stage, context.recipe.seed, step)
+            await sft_step(context, stage, progress, learner, batch, step, normaliser)
         return progress.final()
     finally:
         await context.close_learner(learner)
@@ -51,13 +53,12 @@ async def sft_step(
     stage: SftStage,
     progress: StageProgress,
     learner: Learner,
-    rows: Sequence[Sample],
+    batch: Sequence[Sample],
     step: int,
+    normaliser: float,
 ) -> None:
     began = time.monotonic()
-    batch = draw_batch(rows, stage, context.recipe.seed, step)
     scale = schedule(stage, step)
-    normaliser = stage.batch_size * mean_trained(rows)
     if step == progress.next_step:
         context.phase(stage.name, step, Phase.update)
     result = await context.learner_thread(lambda: learner.sft_update(batch, lr_scale=scale, normaliser=normaliser))

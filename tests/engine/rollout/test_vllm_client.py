@@ -282,28 +282,31 @@ async def test_killing_the_controller_leaves_no_process(tmp_path, how, until_gon
         os.killpg(controller.pid, signal.SIGKILL) if how == "forked" else None
 
 
-async def test_killing_the_guard_takes_the_server_along_and_closing_the_rest(make, until_gone) -> None:
+@pytest.fixture
+async def orphaned(make, until_gone):
+    """An engine whose guard was killed, the server with it, and the process that nobody is left to kill."""
     engine = make()
     await engine.start()
     assert engine._process
     server, helper = pids(engine)
     os.kill(engine._process.pid, signal.SIGKILL)
     await until_gone(server)
+    assert alive(helper)
+    return engine, helper
+
+
+async def test_killing_the_guard_takes_the_server_along_and_closing_the_rest(orphaned, until_gone) -> None:
+    engine, helper = orphaned
     with pytest.raises(EngineUnavailable):
         await engine.generate(REQUEST)
-    assert alive(helper), "no guard is left to kill it"
+    assert alive(helper)
     await engine.close()
     await until_gone(helper)
 
 
-async def test_a_start_ends_what_a_killed_attempt_left(make, until_gone) -> None:
+async def test_a_start_ends_what_a_killed_attempt_left(orphaned, make, until_gone) -> None:
     """Controller and guard killed together: nobody is left but the next attempt, on the same folder."""
-    engine = make()
-    await engine.start()
-    assert engine._process
-    _, helper = pids(engine)
-    os.kill(engine._process.pid, signal.SIGKILL)
-    assert alive(helper)
+    _, helper = orphaned
     again = make()
     await again.start()
     await until_gone(helper)
