@@ -1,6 +1,6 @@
 """The two environments: which locks each holds, whether it is ready, and how it is made.
 
-`.venv` runs the engine and the tools; `.venv-sandbox` holds what model-written programs may import and
+`.venv` runs the engine, the platform and the tools; `.venv-sandbox` holds what model-written programs may import and
 nothing of ours. Packages come from lock files with `--no-deps`: see
 docs/adr/0002-locks-without-dependencies.md.
 """
@@ -40,15 +40,17 @@ def both(root: Path) -> tuple[Environment, Environment]:
     """The environments of the clone at `root`."""
     locks = root / "requirements"
     engine = Environment(
-        root / ".venv", (locks / "engine.lock", locks / "dev.lock"), import_paths=(root, root / "platform")
+        root / ".venv",
+        (locks / "engine.lock", locks / "platform.lock", locks / "dev.lock"),
+        import_paths=(root, root / "platform"),
     )
     return engine, Environment(root / ".venv-sandbox", (locks / "sandbox.lock",))
 
 
 def pinned(environment: Environment) -> list[str]:
-    """The `name==version` lines of its locks."""
+    """The `name==version` lines of its locks, each once."""
     lines = [line.strip() for lock in environment.locks for line in lock.read_text().splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    return list(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
 
 
 def digest(environment: Environment) -> str:

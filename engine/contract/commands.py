@@ -8,10 +8,15 @@ from engine.contract.base import Strict
 
 
 class CommandKind(StrEnum):
-    """Commands that the engine line honours at the end of a step."""
+    """Commands, honoured at the end of a step: everything finished is durable then.
+
+    ``pause`` holds the run with a checkpoint, its processes kept, until ``resume`` or ``stop``.
+    """
 
     stop = "stop"
     checkpoint = "checkpoint"
+    pause = "pause"
+    resume = "resume"
 
 
 class Command(Strict):
@@ -19,3 +24,4 @@ class Command(Strict):
 
     kind: CommandKind
     by: str = Field(description="Who asked: `signal SIGINT`, a user name.")
+    id: str = Field(default="", description="The platform's id of the command; it comes once, however often sent.")

@@ -167,8 +167,18 @@ class LogLine(Strict):
 
 
 class CommandApplied(Strict):
+    """The wish of a command is done: it is applied when everything finished before it is durable."""
+
     type: Literal["command.applied"] = "command.applied"
     command: Command
+
+
+class CommandRejected(Strict):
+    """A command that means nothing now, such as `resume` for a run that is not paused."""
+
+    type: Literal["command.rejected"] = "command.rejected"
+    command: Command
+    reason: str
 
 
 Body = Annotated[
@@ -187,7 +197,8 @@ Body = Annotated[
     | SandboxLoad
     | EngineLoad
     | LogLine
-    | CommandApplied,
+    | CommandApplied
+    | CommandRejected,
     Field(discriminator="type"),
 ]
 

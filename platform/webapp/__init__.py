@@ -1,6 +1,5 @@
-"""The web platform: datasets, recipes, runs, trajectories, REST and live pages, as one Django project.
+"""The web platform: datasets, recipes, runs, trajectories, REST, live pages.
 
-Nothing of it exists yet: the folder holds its place, so that the import contracts already apply. It will
-import the contracts and the pure rules of `engine` and `sandbox`, and never torch. `platform/` itself holds
-no Python file, as that would shadow the standard library's `platform`.
+Started by `python manage.py up`. Sees of the engine only its contract and its torch-free rules; it never hosts a
+training process.
 """

@@ -1,0 +1,1 @@
+"""One module per chart: which series it reads and its Plotly figure. The browser only fills in points."""

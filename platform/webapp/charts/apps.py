@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ChartsConfig(AppConfig):
+    name = "webapp.charts"
+    label = "charts"

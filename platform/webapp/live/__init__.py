@@ -1,0 +1,1 @@
+"""The WebSocket of a run: a snapshot with a cursor, then only what changed."""

@@ -1,0 +1,5 @@
+"""Addresses of WebSockets."""
+
+from django.urls import URLPattern
+
+websocket_urlpatterns: list[URLPattern] = []

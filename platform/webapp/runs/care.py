@@ -1,0 +1,35 @@
+"""What nobody else would notice: a start that was forgotten, an engine that is gone. Called every few seconds.
+
+Leaves out judging: ``services.engine_gone`` does.
+"""
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from webapp.runs import services, tasks
+from webapp.runs.launchers import launcher
+from webapp.runs.models import Run
+from webapp.runs.states import WITH_ENGINE, State
+
+
+def look_after_runs() -> None:
+    start_forgotten()
+    end_lost()
+
+
+def start_forgotten() -> None:
+    """Runs whose start was asked for but not done: Valkey lost the task, or the worker died over it."""
+    since = timezone.now() - timedelta(seconds=settings.START_AGAIN_S)
+    for run in Run.objects.filter(state__in=(State.queued, State.starting), state_at__lt=since):
+        tasks.start_run.delay(run.pk)
+
+
+def end_lost() -> None:
+    """Runs that say nothing and whose engine the launcher knows to be gone."""
+    since = timezone.now() - timedelta(seconds=settings.SILENT_AFTER_S)
+    silent = Run.objects.filter(state__in=WITH_ENGINE, heartbeat_at__lt=since)
+    for run in silent:
+        if launcher().is_alive(run.pk, run.launches) is False:
+            services.engine_gone(run.pk, run.launches, "no such process")

@@ -1,0 +1,52 @@
+"""Numbers and log lines of runs. Both are written in bulk by ``telemetry.ingest`` and never changed but for
+``superseded``, which says that a later attempt did the step again: faint history."""
+
+from django.db import models
+
+from webapp.runs.models import Run
+
+
+class MetricPoint(models.Model):
+    """One value of one metric. ``value`` is null for a number that was not finite; ``non_finite`` says which."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="+", db_index=False)
+    revision = models.BigIntegerField()
+    attempt = models.PositiveIntegerField()
+    stage = models.CharField(max_length=50)
+    step = models.PositiveIntegerField()
+    x = models.PositiveIntegerField(help_text="Step counted over all stages.")
+    key = models.CharField(max_length=80, help_text="`reward`, `seconds.sampling`, `pass@1`, `engine.0.running`.")
+    value = models.FloatField(null=True)
+    non_finite = models.CharField(max_length=4, blank=True)
+    at = models.DateTimeField()
+    superseded = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ("id",)
+        indexes = (
+            models.Index(fields=["run", "key", "x"], name="point_series"),
+            models.Index(fields=["run", "revision"], name="point_since"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.key}[{self.x}] = {self.value}"
+
+
+class LogLine(models.Model):
+    """One line of a run's log, numbered by its event."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="+", db_index=False)
+    revision = models.BigIntegerField()
+    attempt = models.PositiveIntegerField()
+    seq = models.PositiveBigIntegerField()
+    at = models.DateTimeField()
+    level = models.CharField(max_length=7)
+    message = models.TextField()
+
+    class Meta:
+        ordering = ("attempt", "seq")
+        constraints = (models.UniqueConstraint(fields=["run", "attempt", "seq"], name="log_line_once"),)
+        indexes = (models.Index(fields=["run", "revision"], name="log_since"),)
+
+    def __str__(self) -> str:
+        return self.message

@@ -1,0 +1,1 @@
+"""Pages: views, templates, template tags, style sheet and the built front end."""
