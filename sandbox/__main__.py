@@ -1,4 +1,4 @@
-"""The sandbox from a shell: `python -m sandbox exec FILE` and `batch`. Holds no rules of its own."""
+"""The sandbox from a shell: `python -m sandbox exec FILE`, `batch` and `serve`. Holds no rules of its own."""
 
 import asyncio
 import io
@@ -12,7 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from sandbox.client import SandboxClient, local_sandbox
-from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, SandboxUnavailable
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, SandboxUnavailable, first_fault
+from sandbox.gateway import serve
+from sandbox.listening import CannotListen
 
 app = typer.Typer(
     help="Run untrusted Python programs in a jail.",
@@ -151,8 +153,8 @@ class _FieldError(ValueError):
 def _named(error: Exception) -> Answer:
     """Which field is wrong, and how; the first one if there are several."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return {"field": ".".join(str(part) for part in first["loc"]) or None, "message": first["msg"]}
+        field, message = first_fault(error)
+        return {"field": field, "message": message}
     if isinstance(error, _FieldError):
         return {"field": error.field, "message": str(error)}
     return {"field": None, "message": f"not JSON: {error}"}
@@ -160,9 +162,26 @@ def _named(error: Exception) -> Answer:
 
 def _complaint(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        named = _named(error)
-        return f"{named['field']}: {named['message']}"
+        return "{}: {}".format(*first_fault(error))
     return str(error)
+
+
+@app.command("serve")
+def serve_(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on, in a folder that is yours alone.")],
+    slots: Slots = None,
+) -> None:
+    """Run a node that other processes of this user reach at unix:SOCKET. SIGTERM lets its calls end, for 5 s at most.
+
+    Prints one line when it takes calls. Exit code: 0 when told to stop; 2 for a socket that cannot be used, 3 if
+    the sandbox could not start.
+    """
+    try:
+        asyncio.run(serve(socket, slots=slots, ready=lambda line: print(line, flush=True)))
+    except CannotListen as error:
+        _fail(_BAD_INPUT, str(error))
+    except SandboxUnavailable as error:
+        _fail(_UNAVAILABLE, f"the sandbox is not available: {error}")
 
 
 def _run(work: Callable[[SandboxClient], Awaitable[T]], slots: int | None) -> T:

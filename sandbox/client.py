@@ -1,4 +1,4 @@
-"""The way in for Python callers: a client, and a whole sandbox in the caller's own process and event loop."""
+"""The way in for Python callers: a whole sandbox in the caller's own process, or a node that runs in another one."""
 
 import logging
 import os
@@ -9,9 +9,10 @@ from pathlib import Path
 from sandbox.backend.forkserver.supervisor import ForkserverBackend
 from sandbox.backend.protocol import Backend
 from sandbox.backend.subprocess_backend import SubprocessBackend
-from sandbox.broker import Broker, MemoryBroker
+from sandbox.broker import Broker, MemoryBroker, Submitter
 from sandbox.contract import ExecRequest, ExecResult, SandboxUnavailable
 from sandbox.node import Node
+from sandbox.remote import RemoteNode
 
 PYTHON_VARIABLE = "STARLOOM_SANDBOX_PYTHON"
 ALLOW_WEAK_VARIABLE = "STARLOOM_SANDBOX_ALLOW_WEAK"
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 class SandboxClient:
     """An `Executor` on any broker. `node` is the node in this process, if there is one."""
 
-    def __init__(self, broker: Broker, node: Node | None = None) -> None:
+    def __init__(self, broker: Submitter, node: Node | None = None) -> None:
         self._broker = broker
         self._node = node
 
@@ -53,6 +54,28 @@ async def local_sandbox(*, slots: int | None = None, python: Path | None = None)
     finally:
         broker.close()
         await node.close()
+
+
+@asynccontextmanager
+async def sandbox_at(url: str) -> AsyncIterator[SandboxClient]:
+    """The node that `python -m sandbox serve --socket PATH` runs, as unix:PATH, for as long as the block lasts.
+
+    Calls that a dying node loses raise `SandboxUnavailable`; later ones reach the next node at that place by
+    themselves. Raises `SandboxUnavailable` if none answers within seconds, `ValueError` for another kind of URL.
+    """
+    node = RemoteNode(_socket_path(url))
+    try:
+        await node.connect()
+        yield SandboxClient(node)
+    finally:
+        await node.close()
+
+
+def _socket_path(url: str) -> Path:
+    scheme, _, path = url.partition(":")
+    if scheme != "unix" or not path.startswith("/"):
+        raise ValueError(f"a sandbox's URL looks like unix:/path/to/node.sock, not like {url!r}")
+    return Path(path)
 
 
 def _interpreter(python: Path | None) -> Path:

@@ -1,13 +1,15 @@
 """The exam that every backend passes: what programs may expect, then what hostile ones must not get.
 
-Used by the tests and by anyone who brings a machine or a backend up. Hostile checks print ESCAPED when they
-get through. Backends without isolation (`SubprocessBackend`) sit the first part only.
+Used by the tests and by anyone who brings up a machine, a backend or a way to one. Hostile checks print ESCAPED
+when they get through. Backends without isolation (`SubprocessBackend`) sit the first part only.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from sandbox.backend.protocol import Backend
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits
+
+Run = Callable[[ExecRequest], Awaitable[ExecResult]]
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,11 @@ MEMORY_OF_MANY = _attack(
 )
 
 
-async def failures(backend: Backend, checks: tuple[Check, ...]) -> list[str]:
-    """Sit the exam on a started backend, one check after the other. Empty means passed."""
+async def failures(run: Run, checks: tuple[Check, ...]) -> list[str]:
+    """Sit the exam, one check after the other: `Backend.run`, or `Executor.execute` of any sandbox. Empty: passed."""
     complaints = []
     for check in checks:
         request = ExecRequest(id=check.name, code=check.code, stdin=check.stdin, limits=check.limits)
-        if complaint := check.complaint(await backend.run(request)):
+        if complaint := check.complaint(await run(request)):
             complaints.append(complaint)
     return complaints

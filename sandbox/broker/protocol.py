@@ -23,12 +23,16 @@ class Ticket(Protocol):
         ...
 
 
-class Broker(Protocol):
-    """Takes calls from clients, gives them to nodes, brings the results back."""
+class Submitter(Protocol):
+    """The clients' side of a broker, all that a client needs: a whole broker, or the far end of a socket."""
 
     async def submit(self, request: ExecRequest) -> ExecResult:
         """Queue a call, wait for its result. Raises `SandboxUnavailable`; cancelling withdraws the call."""
         ...
+
+
+class Broker(Submitter, Protocol):
+    """Takes calls from clients, gives them to nodes, brings the results back."""
 
     async def fetch(self, most: int) -> Sequence[Ticket]:
         """Wait for work; return up to `most` waiting calls, at least one, oldest first."""

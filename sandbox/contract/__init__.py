@@ -1,8 +1,9 @@
 """What callers of the sandbox may rely on: requests, limits, results. Imports pydantic and stdlib only."""
 
+from sandbox.contract.faults import first_fault
 from sandbox.contract.limits import Limits
 from sandbox.contract.request import ExecRequest
-from sandbox.contract.result import ExecResult, ExecStatus, Executor, ProgramError, SandboxUnavailable
+from sandbox.contract.result import ExecResult, ExecStatus, Executor, ProgramError, RequestRefused, SandboxUnavailable
 
 __all__ = [
     "ExecRequest",
@@ -11,5 +12,7 @@ __all__ = [
     "Executor",
     "Limits",
     "ProgramError",
+    "RequestRefused",
     "SandboxUnavailable",
+    "first_fault",
 ]

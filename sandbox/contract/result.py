@@ -55,9 +55,16 @@ class SandboxUnavailable(Exception):
     """The sandbox could not run the call: our failure, and never a verdict on the program."""
 
 
+class RequestRefused(ValueError):
+    """The request itself is wrong, so that submitting it again is no use; the message says what to change."""
+
+
 class Executor(Protocol):
     """Anything that runs programs: the client of a cluster, or a fake in a test."""
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run one program to its end. Raises `SandboxUnavailable` when the sandbox itself fails."""
+        """Run one program to its end. Raises `SandboxUnavailable` when the sandbox itself fails.
+
+        A sandbox behind a socket raises `RequestRefused` for a request that is too large to be sent.
+        """
         ...

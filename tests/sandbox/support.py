@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +51,23 @@ def cases(name: str) -> list[dict[str, Any]]:
     """The rows of tests/cases/NAME.jsonl."""
     text = (ROOT / "tests/cases" / f"{name}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 10) -> bool:
+    """Wait for what comes about by itself; False if it did not in time."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """The same on an event loop; fails by a TimeoutError."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - nothing tells us
+            await asyncio.sleep(0.01)
 
 
 def offspring(pid: int) -> set[int]:

@@ -14,25 +14,25 @@ from tests.sandbox.support import PYTHON, SandboxThread
 
 
 def test_forkserver_behaviour(sandbox: SandboxThread) -> None:
-    assert sandbox.run(failures(sandbox.client.node.backend, BEHAVIOUR)) == []
+    assert sandbox.run(failures(sandbox.client.node.backend.run, BEHAVIOUR)) == []
 
 
 def test_forkserver_contains_hostile_programs(sandbox: SandboxThread) -> None:
-    assert sandbox.run(failures(sandbox.client.node.backend, HOSTILE)) == []
+    assert sandbox.run(failures(sandbox.client.node.backend.run, HOSTILE)) == []
 
 
 def test_memory_of_all_processes_counts_together(sandbox: SandboxThread) -> None:
     backend = sandbox.client.node.backend
     if "cgroups" not in backend.describe():
         pytest.skip("no writable cgroup on this machine")
-    assert sandbox.run(failures(backend, (MEMORY_OF_MANY,))) == []
+    assert sandbox.run(failures(backend.run, (MEMORY_OF_MANY,))) == []
 
 
 @pytest.mark.asyncio
 async def test_subprocess_behaviour() -> None:
     backend = SubprocessBackend(PYTHON, slots=1)
     await backend.start()
-    assert await failures(backend, BEHAVIOUR) == []
+    assert await failures(backend.run, BEHAVIOUR) == []
     assert "NO ISOLATION" in backend.describe()
 
 

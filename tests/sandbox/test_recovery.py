@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from sandbox.broker import MemoryBroker
 from sandbox.client import local_sandbox
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, SandboxUnavailable
 from sandbox.node import Node
-from tests.sandbox.support import PYTHON, ROOT, SandboxThread, offspring
+from tests.sandbox.support import PYTHON, ROOT, SandboxThread, eventually, offspring
 
 SUPERVISOR = """
 import asyncio, sys
@@ -35,15 +33,6 @@ async def main():
         await asyncio.gather(*calls)
 asyncio.run(main())
 """
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def mounted() -> str:
