@@ -1,34 +1,63 @@
 """The command line of the engine: check, run, resume, report.
 
-Exit codes: 0 finished, 1 failed, 2 wrong recipe or folder, 3 stopped on request. Leaves out everything that a run
-does: ``engine.stages``.
+Exit codes: 0 finished, 1 failed, 2 wrong recipe, folder or setting, 3 stopped on request, 4 dismissed by the platform
+(another launch of the run has taken over). With STARLOOM_PLATFORM_URL and STARLOOM_RUN_TOKEN in the environment a run
+is shipped to that platform and takes its commands. Needs no terminal. Leaves out everything that a run does:
+``engine.stages``.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from ulid import ULID
 
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import Event
 from engine.contract.job import JobSpec, RecipeError, load_recipe
 from engine.environment import prepare_environment
+from engine.sink.platform_client import Address, PlatformClient, WrongAddress
 from engine.sink.run_folder import RunFolder, RunFolderError
+from engine.sink.shipper import Pace, Shipper
+from engine.stages.commands import Inbox, Superseded
 from engine.view.progress import LiveView
 from engine.view.report import write_report
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code.")
 
-FAILED, WRONG, STOPPED = 1, 2, 3
+FAILED, WRONG, STOPPED, DISMISSED = 1, 2, 3, 4
+
+HAND_OVER_S = 60.0
+"""Seconds that a launch of the platform waits for the engine of the one before to end."""
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, TOML.", show_default=False)]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
+SandboxOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox",
+        envvar="STARLOOM_SANDBOX",
+        metavar="URL",
+        help="Sandbox node to use, unix:/path/to/socket; a private one otherwise.",
+        show_default=False,
+    ),
+]
+FlushOption = Annotated[
+    float,
+    typer.Option(
+        "--flush",
+        envvar="STARLOOM_FLUSH_S",
+        min=0,
+        metavar="SECONDS",
+        help="Longest wait at the end for a platform that does not have everything yet.",
+    ),
+]
 
 
 def refuse(error: Exception) -> typer.Exit:
@@ -51,6 +80,8 @@ def run(
     recipe: RecipeArgument,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is already in --out.")] = False,
+    sandbox: SandboxOption = None,
+    flush: FlushOption = Pace.flush_s,
 ) -> None:
     """Run a recipe from its beginning."""
     try:
@@ -58,21 +89,22 @@ def run(
             folder = RunFolder.open(out)
         else:
             found = load_recipe(recipe)
-            job = JobSpec(run_id=uuid.uuid4().hex, created_at=time.time(), digest=found.digest, recipe=found)
+            run_id = f"run_{str(ULID()).lower()}"
+            job = JobSpec(run_id=run_id, created_at=time.time(), digest=found.digest, recipe=found)
             folder = RunFolder.create(out, job, recipe.read_text(encoding="utf-8"))
     except (RecipeError, RunFolderError) as error:
         raise refuse(error) from error
-    go(folder)
+    go(folder, sandbox, flush)
 
 
 @app.command("resume")
-def resume_run(folder: FolderArgument) -> None:
-    """Go on with a run from its last checkpoint."""
+def resume_run(folder: FolderArgument, sandbox: SandboxOption = None, flush: FlushOption = Pace.flush_s) -> None:
+    """Go on with a run from its last checkpoint; a run that was only prepared (job.json) begins."""
     try:
         opened = RunFolder.open(folder)
     except RunFolderError as error:
         raise refuse(error) from error
-    go(opened)
+    go(opened, sandbox, flush)
 
 
 @app.command()
@@ -84,36 +116,64 @@ def report(folder: FolderArgument) -> None:
         raise refuse(error) from error
 
 
-def go(folder: RunFolder) -> None:
+def go(folder: RunFolder, sandbox: str | None, flush_s: float) -> None:
     """Run one attempt with the terminal view, then write the report and say where it is."""
-    typer.echo(f"run folder: {folder.path}")
     try:
-        with folder.lock(), LiveView(f"{folder.path}") as view:
-            outcome = asyncio.run(attempt(folder, view))
-    except RunFolderError as error:
+        shipper = make_shipper(folder, flush_s)
+        say(f"run folder: {folder.path}")
+        with folder.lock(wait_s=HAND_OVER_S if shipper else 0), LiveView(f"{folder.path}") as view:
+            outcome = asyncio.run(attempt(folder, view, sandbox, shipper))
+    except (RunFolderError, WrongAddress) as error:
         raise refuse(error) from error
+    except Superseded as error:
+        say(f"ended: {error}", error=True)
+        raise typer.Exit(DISMISSED) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         outcome = "stopped"
     except Exception as error:
-        typer.secho(f"run failed: {type(error).__name__}: {error}", err=True, fg="red")
-        typer.echo(f"trace: {folder.logs}; go on with: python -m engine resume {folder.path}", err=True)
+        say(f"run failed: {type(error).__name__}: {error}", error=True)
+        say(f"trace: {folder.logs}; go on with: python -m engine resume {folder.path}", error=True)
+        say_what_was_left(folder, shipper)
         raise typer.Exit(FAILED) from error
-    typer.echo(f"report: {write_report(folder.path).resolve().as_uri()}")
+    say_what_was_left(folder, shipper)
+    say(f"report: {write_report(folder.path).resolve().as_uri()}")
     if outcome == "stopped":
-        typer.echo(f"stopped; go on with: python -m engine resume {folder.path}")
+        say(f"stopped; go on with: python -m engine resume {folder.path}")
         raise typer.Exit(STOPPED)
 
 
-async def attempt(folder: RunFolder, on_event: Callable[[Event], None]) -> str:
-    prepare_environment()
-    from engine.stages.context import (
-        Inbox,
-    )  # torch behind these: the first line is on the terminal before they load
-    from engine.stages.pipeline import run_attempt
+def make_shipper(folder: RunFolder, flush_s: float) -> Shipper | None:
+    """A shipper, if the environment names a platform. Raises ``WrongAddress``."""
+    address = Address.taken_from(os.environ)
+    if address is None:
+        return None
+    return Shipper(folder, PlatformClient(address, folder.job.run_id), pace=Pace(flush_s=flush_s))
 
+
+def say_what_was_left(folder: RunFolder, shipper: Shipper | None) -> None:
+    if shipper is not None and not shipper.delivered:
+        say(
+            "the platform does not have everything of this run yet; the folder does: resume the run, or on the "
+            f"platform's machine: python manage.py ingest {folder.path}",
+            error=True,
+        )
+
+
+def say(message: str, *, error: bool = False) -> None:
+    """A line for whoever reads; that nobody does any more (a launcher that died) changes nothing for the run."""
+    with contextlib.suppress(OSError):
+        typer.secho(message, err=error, fg="red" if error else None)
+
+
+async def attempt(
+    folder: RunFolder, on_event: Callable[[Event], None], sandbox: str | None, shipper: Shipper | None
+) -> str:
     inbox = Inbox()
     with signals_as_commands(inbox.put):
-        return await run_attempt(folder, inbox, [on_event])
+        prepare_environment()
+        from engine.stages.pipeline import run_attempt  # torch behind it: the first line is told before that loads
+
+        return await run_attempt(folder, inbox, [on_event], sandbox=sandbox, shipper=shipper)
 
 
 @contextlib.contextmanager

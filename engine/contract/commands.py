@@ -8,7 +8,7 @@ from engine.contract.base import Strict
 
 
 class CommandKind(StrEnum):
-    """Commands, honoured at the end of a step: everything finished is durable then.
+    """Commands, honoured at the end of a step and between stages: everything finished is durable then.
 
     ``pause`` holds the run with a checkpoint, its processes kept, until ``resume`` or ``stop``.
     """

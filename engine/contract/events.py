@@ -34,7 +34,7 @@ class Phase(StrEnum):
 class Measured(Strict):
     """A body with metrics: non-finite numbers become None and are flagged by name in ``non_finite``."""
 
-    metrics: Mapping[str, float | None] = Field(default_factory=dict)
+    metrics: Mapping[str, FiniteFloat | None] = Field(default_factory=dict)
     non_finite: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -42,8 +42,11 @@ class Measured(Strict):
     def _flag(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or not data.get("metrics"):
             return data
-        finite, flags = split_non_finite(data["metrics"])
-        return {**data, "metrics": finite, "non_finite": {**data.get("non_finite", {}), **flags}}
+        try:
+            finite, flags = split_non_finite(data["metrics"])
+            return {**data, "metrics": finite, "non_finite": {**data.get("non_finite", {}), **flags}}
+        except (AttributeError, TypeError, OverflowError):
+            return data  # no numbers by name: the fields say what is wrong
 
 
 class StagePlan(Strict):

@@ -75,7 +75,10 @@ class FolderModel(Strict):
         return from_recipe_folder(path, info)
 
     @model_validator(mode="after")
-    def _exists(self) -> Self:
+    def _exists(self, info: ValidationInfo) -> Self:
+        """Not asked of a job that is only looked at (context ``elsewhere``): its run may be another machine's."""
+        if (info.context or {}).get("elsewhere"):
+            return self
         missing = [n for n in ("config.json", "tokenizer.json") if not (self.path / n).is_file()]
         if missing:
             raise ValueError(f"{self.path} is no model folder: {', '.join(missing)} missing")
@@ -120,7 +123,10 @@ class PlantedErrors(Strict):
 
 
 class Stage(Strict):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Unique within the recipe.")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
+        description="Small letters, digits and hyphens; unique within the recipe.",
+    )
 
 
 class RolloutStage(Stage):
@@ -246,6 +252,8 @@ class SandboxResources(Strict):
 
 
 class LearnerResources(Strict):
+    """The process that trains."""
+
     threads: PositiveInt = Field(
         default=1,
         description="OpenMP threads of the learner. More help on idle cores only: beside other work they spin.",
@@ -256,7 +264,7 @@ class LearnerResources(Strict):
 class Recipe(Strict):
     """Model, ordered stages, resources: all that a run is determined by."""
 
-    name: str = Field(min_length=1, max_length=80)
+    name: str = Field(min_length=1, max_length=80, description="What a run of it is called.")
     seed: int = Field(default=0, ge=0, description="Seeds data, sampling of problems and initial weights.")
     notes: tuple[str, ...] = Field(default=(), description="What a reader of the results must know.")
     model: Model

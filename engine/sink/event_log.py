@@ -1,7 +1,8 @@
 """The event log of a run: the truth, append-only, one JSON line an event, numbered densely by (attempt, seq).
 
 A line counts once its newline is on disk. Leaves out what events mean (``engine.contract.events``) and
-following a log that grows: a program that wants events as they come subscribes.
+following a log that grows: a program that wants events as they come subscribes, or reads on with
+``engine.interop.run_folder``.
 """
 
 import logging
@@ -58,6 +59,11 @@ class EventLog:
         with naming_full_disk(folder.path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
             fsync_folder(path.parent)
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last event written, 0 before the first."""
+        return self._seq
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber`` with every later event, after it is written, in order.
@@ -157,10 +163,11 @@ def _read_attempt(path: Path, attempt: int, on_torn: Callable[[TornLine], None])
             if not line.endswith(b"\n"):
                 on_torn(TornLine(path, number, len(line)))
                 return
-            yield _parse(path, number, line, attempt)
+            yield parse_line(path, number, line, attempt)
 
 
-def _parse(path: Path, number: int, line: bytes, attempt: int) -> Event:
+def parse_line(path: Path, number: int, line: bytes, attempt: int) -> Event:
+    """The event in line ``number`` of an attempt's log. Raises ``EventLogCorrupt`` unless it is the one due there."""
     try:
         event = Event.from_json(line)
     except ValidationError as error:

@@ -12,6 +12,7 @@ The folder alone tells the whole run. Leaves out the files' contents: ``event_lo
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -24,6 +25,8 @@ from engine.contract.job import JobSpec, describe
 from engine.sink.disk import fsync_folder, replace_file
 
 SCHEMA_VERSION = 1
+
+_LOOK_S = 0.1
 
 
 class RunFolderError(Exception):
@@ -48,8 +51,7 @@ class RunFolder:
         if path.is_dir() and any(path.iterdir()):
             raise RunFolderError(f"{path} is not empty: use --resume to go on with that run, or name another folder")
         folder = cls(path)
-        for part in (folder.model, folder.data, folder.logs, folder.path / "attempts"):
-            part.mkdir(parents=True, exist_ok=True)
+        folder.lay_out()
         if recipe_toml is not None:
             replace_file(folder.recipe_toml, lambda temporary: _write_text(temporary, recipe_toml))
         # job.json last: a folder that has one is complete.
@@ -67,6 +69,11 @@ class RunFolder:
                 "use the Starloom that made the folder"
             )
         return folder
+
+    def lay_out(self) -> None:
+        """Make the sub-folders that are missing: who launches a run need not make them."""
+        for part in (self.model, self.data, self.logs, self.path / "attempts"):
+            part.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def _raw_job(self) -> dict[str, Any]:
@@ -89,18 +96,31 @@ class RunFolder:
             raise RunFolderError(f"{self.job_json}:\n" + "\n".join(f"  {line}" for line in describe(error))) from error
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, wait_s: float = 0.0) -> Iterator[None]:
         """Own the folder for the life of this process; a second engine is refused with the pid of the first.
 
-        The kernel drops the lock when the process ends, however it ends, so nothing stale is ever left. A
-        child that is forked without exec shares it until it ends.
+        ``wait_s`` is how long an engine that is about to end may take. The kernel drops the lock when the process
+        ends, however it ends, so nothing stale is ever left. A child that is forked without exec shares it until it
+        ends.
         """
         descriptor = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._take(descriptor)
+            self._take_within(descriptor, wait_s)
             yield
         finally:
             os.close(descriptor)
+
+    def _take_within(self, descriptor: int, wait_s: float) -> None:
+        give_up = time.monotonic() + wait_s
+        while True:
+            try:
+                self._take(descriptor)
+            except RunFolderBusy:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(_LOOK_S)  # flock has no time-out of its own
+            else:
+                return
 
     def _take(self, descriptor: int) -> None:
         try:

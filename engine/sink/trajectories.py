@@ -7,15 +7,16 @@ split into byte streams a float32 value costs little more than its four bytes. L
 to which step: ``run_folder.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from engine.contract.base import visible
+from engine.contract.delivery import ShippedTrajectory
 from engine.contract.trajectory import Trajectory, Turn
 from engine.sink.disk import replace_file
 
@@ -65,6 +66,7 @@ _SCHEMA = pa.schema(
     metadata={b"starloom.trajectories": SCHEMA_VERSION},
 )
 
+_SHIPPED = (*(name for name in _FIELDS if name not in _LISTS), "turns", *_DERIVED)
 SUMMARY_COLUMNS = tuple(name for name in (*_FIELDS, *_DERIVED) if name not in (*_LISTS, "problem"))
 
 
@@ -142,6 +144,29 @@ def read_summaries(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_shipped(path: Path, file: str, *, at_once: int = 250) -> Iterator[ShippedTrajectory]:
+    """The file's trajectories without their tokens, in order; ``file`` is its name in the run folder.
+
+    Never holds more than ``at_once`` rows. Raises ``TrajectoriesUnreadable``, also halfway.
+    """
+    columns = [name for name in _SHIPPED if name in ShippedTrajectory.model_fields]
+    try:
+        with pq.ParquetFile(path) as parquet:
+            _refuse_other_schema(path, parquet.schema_arrow)
+            number = 0
+            for rows in parquet.iter_batches(batch_size=at_once, columns=columns):
+                for row in rows.to_pylist():
+                    yield _shipped(row, file, number)
+                    number += 1
+    except (pa.ArrowException, OSError, KeyError, ValidationError) as error:
+        raise TrajectoriesUnreadable(f"{path}: {error}") from error
+
+
+def _shipped(row: dict[str, Any], file: str, number: int) -> ShippedTrajectory:
+    turns = _turns.validate_json(row.pop("turns"))
+    return ShippedTrajectory(**row, turns=turns, file=file, row=number)
+
+
 def _trajectory(row: dict[str, Any]) -> Trajectory:
     turns = _turns.validate_json(row.pop("turns"))
     return Trajectory(**row, turns=turns)
@@ -152,8 +177,12 @@ def _read(path: Path, columns: list[str]) -> pa.Table:
         table = pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise TrajectoriesUnreadable(f"{path}: {error}") from error
-    version = (table.schema.metadata or {}).get(b"starloom.trajectories")
+    _refuse_other_schema(path, table.schema)
+    return table
+
+
+def _refuse_other_schema(path: Path, schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(b"starloom.trajectories")
     if version != SCHEMA_VERSION:
         found = "no" if version is None else version.decode()
         raise TrajectoriesUnreadable(f"{path}: trajectory schema {SCHEMA_VERSION.decode()} expected, {found} found")
-    return table

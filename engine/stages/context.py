@@ -1,15 +1,14 @@
-"""What a stage is given, and how it is told to stop. Leaves out building these parts: ``pipeline.py``."""
+"""What a stage is given. Leaves out building these parts (``pipeline.py``) and commands (``commands.py``)."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from engine.contract.commands import Command, CommandKind
-from engine.contract.events import CommandApplied, EngineLoad, LogLine, Phase, PhaseStarted, SandboxLoad
+from engine.contract.events import EngineLoad, LogLine, Phase, PhaseStarted, SandboxLoad
 from engine.contract.job import Recipe
 from engine.contract.trajectory import Trajectory
 from engine.data.render import Renderer
@@ -17,44 +16,11 @@ from engine.learner.base import Learner
 from engine.reward import MathReward, Reward
 from engine.sink.event_log import EventLog
 from engine.sink.run_folder import RunFolder
+from engine.stages.commands import Inbox, obey
 from engine.stages.rollouts import Rollouts
 from sandbox.contract import Executor
 
 T = TypeVar("T")
-
-
-class StopRequested(Exception):
-    """The run was asked to stop and everything finished so far is safe."""
-
-
-class Inbox:
-    """Commands waiting for the run. A stage looks at the end of each step."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Command] = []
-        self._stop = asyncio.Event()
-
-    def put(self, command: Command) -> None:
-        self._waiting.append(command)
-        if command.kind is CommandKind.stop:
-            self._stop.set()
-
-    def take(self) -> list[Command]:
-        taken, self._waiting = self._waiting, []
-        return taken
-
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work that can be done again; a stop cancels it at once and raises ``StopRequested``."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise StopRequested(", ".join(command.by for command in self.take()))
-        finally:
-            for each in (task, stop):
-                each.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
 
 
 class LearnerThread:
@@ -98,11 +64,9 @@ class StageContext:
     def warn(self, message: str) -> None:
         self.log.append(LogLine(level="warning", message=message))
 
-    def apply(self, command: Command) -> None:
-        """Tell a command whose wish is done; a stop ends the run. Called when everything finished is durable."""
-        self.log.append(CommandApplied(command=command))
-        if command.kind is CommandKind.stop:
-            raise StopRequested(command.by)
+    async def obey(self) -> None:
+        """Do what the waiting commands ask, hold the run while it is paused. Only where everything is durable."""
+        await obey(self.inbox, self.log)
 
     async def tell_load(self, stage: str, step: int, trajectories: Sequence[Trajectory]) -> None:
         """What a rollout batch asked of the sandbox and of the rollout engines."""

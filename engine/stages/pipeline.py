@@ -23,14 +23,17 @@ from engine.contract.events import (
     StagePlan,
     StageStarted,
 )
-from engine.contract.job import AnyStage, EvalStage, RlStage, SftStage
+from engine.contract.job import AnyStage, EvalStage, Recipe, RlStage, SftStage
 from engine.data.render import Renderer
 from engine.models.folder import ensure_model
+from engine.rollout.patience import PatientExecutor, patiently
 from engine.sink.disk import SinkFull
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder
+from engine.sink.shipper import Shipper
 from engine.stages import commit
-from engine.stages.context import Inbox, LearnerThread, StageContext, StopRequested
+from engine.stages.commands import Inbox, StopRequested, Superseded, settle
+from engine.stages.context import LearnerThread, StageContext
 from engine.stages.evaluate import run_eval
 from engine.stages.logbook import warnings_as_events
 from engine.stages.problems import held_out_texts
@@ -38,7 +41,9 @@ from engine.stages.progress import StageProgress
 from engine.stages.reinforce import run_rl
 from engine.stages.rollouts import Rollouts
 from engine.stages.sft import run_sft
-from sandbox.client import local_sandbox
+from engine.stages.shipping import shipping
+from sandbox.client import local_sandbox, sandbox_at
+from sandbox.contract import Executor
 
 HEARTBEAT_S = 5.0
 
@@ -50,28 +55,49 @@ class Outcome(StrEnum):
     stopped = "stopped"
 
 
-async def run_attempt(folder: RunFolder, inbox: Inbox, subscribers: Sequence[Callable[[Event], None]] = ()) -> Outcome:
+async def run_attempt(
+    folder: RunFolder,
+    inbox: Inbox,
+    subscribers: Sequence[Callable[[Event], None]] = (),
+    *,
+    sandbox: str | None = None,
+    shipper: Shipper | None = None,
+) -> Outcome:
     """Do or go on with the job of a run folder, which the caller has locked.
 
-    Whatever fails is told as ``run.failed`` and raised again; the folder stays good for another attempt.
+    ``sandbox`` is the URL of a sandbox node to use instead of a private one. With a ``shipper`` the events go to a
+    platform too, and its commands come into the inbox. Whatever fails is told as ``run.failed`` and raised again; the
+    folder stays good for another attempt. ``Superseded`` is raised without a last word: the run is another's now.
     """
-    began = time.monotonic()
+    folder.lay_out()
     with EventLog(folder, folder.next_attempt()) as log, warnings_as_events(log.append):
         for subscriber in subscribers:
             log.subscribe(subscriber)
-        log.append(started(folder))
-        try:
-            await beating(log, all_stages(folder, log, inbox))
-        except StopRequested as stop:
-            log.append(RunStopped(reason=f"asked by {stop}"))
-            return Outcome.stopped
-        except asyncio.CancelledError:
-            log.append(RunStopped(reason="interrupted; the unfinished step will be done again"))
-            raise
-        except Exception as error:
-            tell_failure(folder, log, error)
-            raise
-        log.append(RunFinished(seconds=time.monotonic() - began))
+        async with shipping(shipper, log, inbox):
+            return await told(folder, log, inbox, sandbox)
+
+
+async def told(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: str | None) -> Outcome:
+    """All stages, between the first and the last word of the attempt."""
+    began = time.monotonic()
+    log.append(started(folder))
+    try:
+        await inbox.unless_superseded(beating(log, all_stages(folder, log, inbox, sandbox)))
+    except StopRequested as stop:
+        settle(inbox, log, "stopped")
+        log.append(RunStopped(reason=f"asked by {stop}"))
+        return Outcome.stopped
+    except asyncio.CancelledError:
+        settle(inbox, log, "stopped")
+        log.append(RunStopped(reason="interrupted; the unfinished step will be done again"))
+        raise
+    except Superseded:  # no last word: it would be taken for the run's, which another engine goes on with
+        raise
+    except Exception as error:
+        tell_failure(folder, log, inbox, error)
+        raise
+    settle(inbox, log, "finished")
+    log.append(RunFinished(seconds=time.monotonic() - began))
     return Outcome.finished
 
 
@@ -92,12 +118,13 @@ def planned_steps(stage: AnyStage) -> int:
     return stage.count if isinstance(stage, EvalStage) else stage.steps
 
 
-def tell_failure(folder: RunFolder, log: EventLog, error: Exception) -> None:
+def tell_failure(folder: RunFolder, log: EventLog, inbox: Inbox, error: Exception) -> None:
     """Keep the trace in the run folder and the message in the log; a full disk can take neither and is the message."""
     with suppress(OSError):
         trace = "".join(traceback.format_exception(error))
         (folder.logs / f"failure-{log.attempt:04d}.txt").write_text(trace, encoding="utf-8", errors="backslashreplace")
     with suppress(SinkFull):
+        settle(inbox, log, "failed")
         log.append(RunFailed(error=type(error).__name__, message=str(error)))
 
 
@@ -116,12 +143,13 @@ async def _beat(log: EventLog) -> None:
         log.append(RunHeartbeat())
 
 
-async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox) -> None:
-    """Every stage that is not finished yet, in order."""
+async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: str | None) -> None:
+    """Every stage that is not finished yet, in order; commands take hold before each of them."""
     done = {e.body.stage for e in read_events(folder) if isinstance(e.body, StageFinished)}
-    async with open_context(folder, log, inbox) as context:
+    async with open_context(folder, log, inbox, sandbox) as context:
         for stage in folder.job.recipe.stages:
             if stage.name not in done:
+                await context.obey()
                 await run_stage(context, stage)
             else:
                 take_up(context, stage)
@@ -161,14 +189,27 @@ async def train(context: StageContext, stage: SftStage | RlStage, progress: Stag
 
 
 @asynccontextmanager
-async def open_context(folder: RunFolder, log: EventLog, inbox: Inbox) -> AsyncIterator[StageContext]:
+async def open_executor(recipe: Recipe, sandbox: str | None) -> AsyncIterator[Executor]:
+    """The sandbox node at a URL, or a private one for this run; calls outlast a node that is restarted."""
+    async with AsyncExitStack() as stack:
+        if sandbox is None:
+            client = await stack.enter_async_context(local_sandbox(slots=recipe.sandbox.slots))
+        else:
+            client = await patiently(lambda: stack.enter_async_context(sandbox_at(sandbox)))
+        yield PatientExecutor(client)
+
+
+@asynccontextmanager
+async def open_context(
+    folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: str | None
+) -> AsyncIterator[StageContext]:
     """The parts of a run, closed in reverse order. Rollout engines start in the background: SFT does not need them."""
     recipe = folder.job.recipe
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(ensure_model, folder.model, recipe.model, seed=recipe.seed)
         thread = LearnerThread()
         stack.callback(thread.close)
-        executor = await stack.enter_async_context(local_sandbox(slots=recipe.sandbox.slots))
+        executor = await stack.enter_async_context(open_executor(recipe, sandbox))
         renderer = Renderer(folder.model / "tokenizer.json")
         rollouts = Rollouts(recipe, folder, executor, renderer)
         await stack.enter_async_context(rollouts)

@@ -43,14 +43,15 @@ class StageProgress:
         return await self._context.learner_thread(opened)
 
     async def finish_step(self, learner: Learner, finished: StepFinished, *, version: int, every: int) -> None:
-        """Tell a finished step. Durable first, where ``every``, the last step or a waiting command asks for it."""
-        commands = self._context.inbox.take()
-        if commands or finished.step % every == 0 or finished.step == self._steps:
+        """Tell a finished step. Durable first, where ``every``, the last step or a waiting command asks for it.
+
+        Commands take hold then: a pause holds the run in here, a stop raises ``StopRequested``.
+        """
+        if self._context.inbox.waiting or finished.step % every == 0 or finished.step == self._steps:
             await self._commit(learner, finished, version)
+            await self._context.obey()
         else:
             self._context.log.append(finished)
-        for command in commands:
-            self._context.apply(command)
 
     async def _commit(self, learner: Learner, finished: StepFinished, version: int) -> None:
         path = self._context.folder.checkpoint(self._context.attempt, self._stage, finished.step)

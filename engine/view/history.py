@@ -8,8 +8,10 @@ attempt did from k on is abandoned: it led to no weights that anyone has. Leaves
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from engine.contract.commands import CommandKind
 from engine.contract.events import (
     CheckpointSaved,
+    CommandApplied,
     EvalFinished,
     Event,
     LogLine,
@@ -29,6 +31,9 @@ class Outcome:
 
     word: str
     detail: str = ""
+
+
+GOING_ON = Outcome("unfinished", "the log ends without a last word: the run goes on, or it was killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class History:
     started_at: float | None = None
     last_at: float | None = None
     busy_s: float = 0.0
+    paused_at: float | None = None
     resumptions: list[Resumption] = field(default_factory=list)
     warnings: list[LogLine] = field(default_factory=list)
     checkpoints: int = 0
@@ -109,16 +115,23 @@ def fold_history(events: Iterable[Event]) -> History:
     attempt_began = 0.0
     for event in events:
         if event.attempt != history.attempts:
+            _end_pause(history, history.last_at or 0.0)
             history.busy_s += (history.last_at or 0.0) - attempt_began
             history.attempts, attempt_began = event.attempt, event.at
-            history.outcome = Outcome(
-                "unfinished", "the log ends without a last word: the run goes on, or it was killed"
-            )
+            history.outcome = GOING_ON
         history.started_at = event.at if history.started_at is None else history.started_at
         history.last_at = event.at
         _apply(history, event)
+    _end_pause(history, history.last_at or 0.0)
     history.busy_s += (history.last_at or 0.0) - attempt_began
     return history
+
+
+def _end_pause(history: History, at: float) -> None:
+    """A held run does not work."""
+    if history.paused_at is not None:
+        history.busy_s -= at - history.paused_at
+        history.paused_at = None
 
 
 def _apply(history: History, event: Event) -> None:
@@ -137,6 +150,8 @@ def _apply(history: History, event: Event) -> None:
             _stage(history, body.stage, "rl").finished = True
         case CheckpointSaved():
             history.checkpoints += 1
+        case CommandApplied() as body:
+            _command(history, body, event.at)
         case LogLine(level="warning" | "error") as body:
             history.warnings.append(body)
         case RunFinished():
@@ -145,6 +160,16 @@ def _apply(history: History, event: Event) -> None:
             history.outcome = Outcome("stopped", body.reason)
         case RunFailed() as body:
             history.outcome = Outcome("failed", f"{body.error}: {body.message}")
+
+
+def _command(history: History, body: CommandApplied, at: float) -> None:
+    match body.command.kind:
+        case CommandKind.pause:
+            history.paused_at = at
+            history.outcome = Outcome("paused", f"asked by {body.command.by}; the log ends in the pause")
+        case CommandKind.resume | CommandKind.stop:
+            _end_pause(history, at)
+            history.outcome = GOING_ON
 
 
 def _stage(history: History, name: str, kind: str) -> StageHistory:

@@ -7,7 +7,9 @@ memory.
 from collections import deque
 from dataclasses import dataclass, field
 
+from engine.contract.commands import CommandKind
 from engine.contract.events import (
+    CommandApplied,
     EvalFinished,
     Event,
     GroupFinished,
@@ -46,6 +48,10 @@ class StageProgress:
             self.pace.append((at - since) / (done - self.done))
         self.done, self.ticked_at = done, at
 
+    def go_on(self, at: float) -> None:
+        """The run was held until now: the time since the last tick says nothing about the pace."""
+        self.ticked_at = at
+
     def elapsed(self, now: float) -> float | None:
         return None if self.started_at is None else (self.finished_at or now) - self.started_at
 
@@ -70,6 +76,7 @@ class Picture:
     last_eval: EvalFinished | None = None
     recent: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=RECENT))
     over: bool = False
+    paused_by: str = ""
 
     def apply(self, event: Event) -> None:
         """Take in the next event."""
@@ -88,8 +95,20 @@ class Picture:
                 self.last_eval = body
             case StageFinished() as body:
                 self._finish(body, event.at)
+            case CommandApplied() as body:
+                self._command(body, event.at)
             case RunFinished() | RunFailed() | RunStopped():
                 self.over, self.phase = True, None
+
+    def _command(self, body: CommandApplied, at: float) -> None:
+        """A pause holds everything until the run is resumed or stopped."""
+        match body.command.kind:
+            case CommandKind.pause:
+                self.paused_by = body.command.by
+            case CommandKind.resume | CommandKind.stop:
+                self.paused_by = ""
+                if self.stage is not None:
+                    self.stage.go_on(at)
 
     def _start(self, body: StageStarted, at: float) -> None:
         stage = StageProgress(body.stage, body.kind, body.steps, done=body.first_step - 1, started_at=at)

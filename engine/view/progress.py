@@ -20,6 +20,7 @@ from rich.text import Text
 
 from engine.contract.events import (
     CommandApplied,
+    CommandRejected,
     EvalFinished,
     Event,
     LogLine,
@@ -67,7 +68,7 @@ class LiveView:
         self._thread = threading.Thread(target=self._run, name="terminal view", daemon=True)
 
     def __enter__(self) -> Self:
-        self._console.print(Text(f"starloom: preparing {self._preparing}"))
+        self._console.print(Text(f"starloom: preparing {self._preparing}"), soft_wrap=True)
         self._thread.start()
         return self
 
@@ -138,6 +139,8 @@ def scrolling_lines(event: Event) -> Iterator[Text]:
             yield Text(f"[{body.stage}] {_eval_line(body)}", style="bold")
         case CommandApplied() as body:
             yield Text(f"{body.command.kind} applied, asked by {body.command.by}")
+        case CommandRejected() as body:
+            yield Text(f"{body.command.kind} rejected, asked by {body.command.by}: {body.reason}", style="yellow")
         case RunFinished() as body:
             yield Text(f"finished in {duration(body.seconds)}", style="bold green")
         case RunStopped() as body:
@@ -215,7 +218,7 @@ def _bars(picture: Picture, now: float) -> Table:
             _bar(stage),
             Text(f"{stage.done}/{stage.total}", justify="right"),
             Text(_or_nothing(stage.elapsed(now)), style="dim"),
-            Text("" if (left := stage.remaining(now)) is None else f"{duration(left)} left", style="cyan"),
+            Text(_left(stage, picture, now), style="cyan"),
         )
     return table
 
@@ -232,7 +235,14 @@ def _or_nothing(seconds: float | None) -> str:
     return "" if seconds is None else duration(seconds)
 
 
+def _left(stage: StageProgress, picture: Picture, now: float) -> str:
+    left = None if picture.paused_by else stage.remaining(now)
+    return "" if left is None else f"{duration(left)} left"
+
+
 def _doing(picture: Picture) -> Text:
+    if picture.paused_by:
+        return Text(f"paused, asked by {picture.paused_by}; waits for resume or stop", style="bold yellow")
     if picture.phase is None:
         return Text("preparing" if picture.stage is None else f"{picture.stage.name}: preparing", style="cyan")
     name = picture.stage.name if picture.stage else ""

@@ -25,7 +25,7 @@ from engine.view.wording import NOTHING, Format, count, duration, percent, say
 
 _ASSETS = Path(__file__).parent
 _MOST_ROWS = 400  # of a chart's table; a longer one is for the event log itself
-_BADGES = {"finished": "good", "failed": "bad", "stopped": "warn"}
+_BADGES = {"finished": "good", "failed": "bad", "stopped": "warn", "paused": "warn"}
 
 
 def write_report(run_folder: Path) -> Path:

@@ -1,11 +1,14 @@
 """The command line with good and with bad input: what it says and how it exits. Nothing heavy is started."""
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from engine import cli
 from engine.cli import app
+from engine.sink.run_folder import RunFolder
 
 RECIPES = Path(__file__).resolve().parents[2] / "engine" / "recipes"
 
@@ -69,3 +72,40 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, command: str) -> Non
     result = call(command, tmp_path)
     assert result.exit_code == 2
     assert "no run folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "missing"),
+    [
+        ("STARLOOM_PLATFORM_URL", "http://127.0.0.1:1", "STARLOOM_RUN_TOKEN"),
+        ("STARLOOM_RUN_TOKEN", "slr_x", "STARLOOM_PLATFORM_URL"),
+    ],
+)
+def test_half_a_platform_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, missing: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert f"{name} is set and {missing} is not" in result.output
+    assert not list((tmp_path / "run" / "attempts").iterdir())
+
+
+def test_runs_of_the_command_line_have_ids_like_those_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "go", lambda folder, sandbox, flush_s: None)
+    assert call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run").exit_code == 0
+    assert re.fullmatch("run_[0-9a-hjkmnp-tv-z]{26}", RunFolder.open(tmp_path / "run").job.run_id)
+
+
+@pytest.mark.parametrize("arguments", [["--sandbox", "unix:/a.sock"], []])
+def test_a_sandbox_is_named_by_option_or_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("STARLOOM_SANDBOX", "unix:/a.sock" if not arguments else "unix:/other.sock")
+    given: list[str | None] = []
+    monkeypatch.setattr(cli, "go", lambda folder, sandbox, flush_s: given.append(sandbox))
+    assert call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run", *arguments).exit_code == 0
+    assert call("resume", tmp_path / "run", *arguments).exit_code == 0
+    assert given == ["unix:/a.sock"] * 2

@@ -12,6 +12,7 @@ from engine.contract.events import (
     Body,
     CheckpointSaved,
     CommandApplied,
+    CommandRejected,
     EngineLoad,
     EvalFinished,
     Event,
@@ -63,6 +64,7 @@ BODIES: tuple[Body, ...] = (
     EngineLoad(engine="0", metrics={"running": 3.0}),
     LogLine(message="hello"),
     CommandApplied(command=Command(kind=CommandKind.stop, by="signal SIGINT")),
+    CommandRejected(command=Command(kind=CommandKind.resume, by="ada", id="cmd_1"), reason="the run is not paused"),
 )
 
 

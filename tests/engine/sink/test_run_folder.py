@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,27 @@ def test_the_lock_can_be_taken_again_after_it_is_given_back(folder: RunFolder) -
     for _ in range(2):
         with folder.lock():
             pass
+
+
+def test_an_engine_that_is_about_to_end_is_waited_for(folder: RunFolder) -> None:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as first:
+        first.enter_context(folder.lock())
+
+        def second() -> bool:
+            with RunFolder.open(folder.path).lock(wait_s=30):
+                return True
+
+        waiting = pool.submit(second)
+        assert not waiting.done()
+        first.close()
+        assert waiting.result(10)
+
+
+def test_missing_sub_folders_are_made_and_others_stay(tmp_path: Path, folder: RunFolder) -> None:
+    for part in (folder.model, folder.logs, folder.path / "attempts"):
+        part.rmdir()
+    (folder.data / "problems.jsonl").write_text("mine")
+    RunFolder.open(folder.path).lay_out()
+    assert folder.model.is_dir()
+    assert folder.logs.is_dir()
+    assert (folder.data / "problems.jsonl").read_text() == "mine"

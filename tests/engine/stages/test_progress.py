@@ -1,5 +1,6 @@
 """A finished step happens exactly once, wherever the engine is killed between its writes."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 
 from engine.contract.commands import Command, CommandKind
-from engine.contract.events import CheckpointSaved, StepFinished, fold_steps
+from engine.contract.events import CheckpointSaved, CommandApplied, StepFinished, fold_steps
 from engine.contract.job import JobSpec, Recipe
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder
 from engine.stages import commit
-from engine.stages.context import Inbox, LearnerThread, StageContext, StopRequested
+from engine.stages.commands import Inbox, StopRequested
+from engine.stages.context import LearnerThread, StageContext
 from engine.stages.progress import StageProgress
 
 RECIPE = Recipe.model_validate(
@@ -164,21 +166,28 @@ async def test_old_checkpoints_are_removed(attempt: Open, folder: RunFolder) -> 
     assert sum(isinstance(e.body, CheckpointSaved) for e in read_events(folder)) == 3
 
 
-async def test_work_that_can_be_done_again_is_cancelled_by_a_stop() -> None:
-    inbox = Inbox()
-    inbox.put(Command(kind=CommandKind.stop, by="test"))
+async def test_a_pause_makes_the_step_durable_and_holds_the_run_there(attempt: Open, folder: RunFolder) -> None:
+    context, progress = attempt()
+    applied = asyncio.Event()
+    context.log.subscribe(lambda event: applied.set() if isinstance(event.body, CommandApplied) else None)
+    context.inbox.put(Command(kind=CommandKind.pause, by="ada", id="cmd_1"))
+    step = asyncio.ensure_future(finish(progress, 1, every=100))
+    await asyncio.wait_for(applied.wait(), 5)
+    assert told(folder) == [1]
+    assert attempt()[1].next_step == 2, "killed in the pause, nothing is lost"
+    assert not step.done()
+    context.inbox.put(Command(kind=CommandKind.resume, by="ada", id="cmd_2"))
+    await asyncio.wait_for(step, 5)
+    told_of = [e.body.command.id for e in read_events(folder) if isinstance(e.body, CommandApplied)]
+    assert told_of == ["cmd_1", "cmd_2"]
 
-    async def forever() -> None:
-        import asyncio
 
-        await asyncio.Event().wait()
-
-    with pytest.raises(StopRequested, match="test"):
-        await inbox.unless_stopped(forever())
-
-
-async def test_work_that_ends_before_a_stop_gives_its_result() -> None:
-    async def answer() -> int:
-        return 5
-
-    assert await Inbox().unless_stopped(answer()) == 5
+async def test_a_command_that_comes_while_nothing_is_durable_waits_for_the_next_step(
+    attempt: Open, folder: RunFolder
+) -> None:
+    context, progress = attempt()
+    await finish(progress, 1, every=100)
+    context.inbox.put(Command(kind=CommandKind.checkpoint, by="ada"))
+    assert attempt()[1].next_step == 1
+    await finish(progress, 2, every=100)
+    assert attempt()[1].next_step == 3

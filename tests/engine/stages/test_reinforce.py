@@ -22,7 +22,8 @@ from engine.reward import MathReward
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder
 from engine.sink.trajectories import read_trajectories
-from engine.stages.context import Inbox, LearnerThread, StageContext
+from engine.stages.commands import Inbox
+from engine.stages.context import LearnerThread, StageContext
 from engine.stages.progress import StageProgress
 from engine.stages.reinforce import PolicyMismatch, RlStep
 from engine.stages.rollouts import Ask

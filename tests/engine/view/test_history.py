@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.contract.events import EvalFinished, RunFailed, StageFinished, StageStarted, StepFinished
+from engine.contract.commands import Command, CommandKind
+from engine.contract.events import (
+    CommandApplied,
+    EvalFinished,
+    Event,
+    RunFailed,
+    RunHeartbeat,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+)
 from engine.sink.event_log import read_events
 from engine.view.history import History, fold_history
 
@@ -74,3 +84,27 @@ def test_events_of_stages_that_nobody_announced_are_kept(make_run: Callable[...,
     history = fold(run)
     assert list(history.stages) == ["rl-9", "late"]
     assert len(history.evaluations()) == 1
+
+
+def command(kind: CommandKind) -> CommandApplied:
+    return CommandApplied(command=Command(kind=kind, by="ada"))
+
+
+def test_time_in_a_pause_is_no_working_time() -> None:
+    bodies = [RunHeartbeat(), command(CommandKind.pause), RunHeartbeat(), command(CommandKind.resume), RunHeartbeat()]
+    told = [Event(attempt=1, seq=n, at=100.0 * n, body=body) for n, body in enumerate(bodies, start=1)]
+    assert fold_history(told).busy_s == 200.0
+    assert fold_history(told).outcome.word == "unfinished"
+    held = fold_history(told[:3])
+    assert held.busy_s == 100.0
+    assert held.outcome.word == "paused"
+    assert "asked by ada" in held.outcome.detail
+
+
+def test_killed_in_a_pause_the_next_attempt_counts_again() -> None:
+    first = [Event(attempt=1, seq=1, at=100.0, body=command(CommandKind.pause))]
+    first.append(Event(attempt=1, seq=2, at=400.0, body=RunHeartbeat()))
+    second = [Event(attempt=2, seq=n, at=500.0 + 10 * n, body=RunHeartbeat()) for n in (1, 2)]
+    history = fold_history([*first, *second])
+    assert history.busy_s == 10.0
+    assert history.outcome.word == "unfinished"

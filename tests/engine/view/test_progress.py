@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from engine.contract.commands import Command, CommandKind
 from engine.contract.events import (
     Body,
+    CommandApplied,
+    CommandRejected,
     EvalFinished,
     Event,
     GroupFinished,
@@ -18,6 +21,7 @@ from engine.contract.events import (
     Phase,
     PhaseStarted,
     RunFailed,
+    RunHeartbeat,
     RunStarted,
     StageFinished,
     StagePlan,
@@ -205,3 +209,27 @@ def test_a_terminal_gets_bars_numbers_and_lines_above() -> None:
     assert "warning: engine 0 is slow" in text
     assert "1/10" in text
     assert "━" in text
+
+
+PAUSED = CommandApplied(command=Command(kind=CommandKind.pause, by="ada"))
+RESUMED = CommandApplied(command=Command(kind=CommandKind.resume, by="ada"))
+
+
+def test_a_paused_run_says_so_and_guesses_no_time() -> None:
+    text = drawn(picture(STARTED, RL, step(1, reward=0.1), PAUSED))
+    assert "paused, asked by ada; waits for resume or stop" in text
+    assert "left" not in text
+
+
+def test_a_pause_does_not_count_as_pace() -> None:
+    folded = picture(STARTED, RL, step(1), step(2), PAUSED)
+    for event in events(*[RunHeartbeat()] * 99, RESUMED, step(3)):
+        folded.apply(event)
+    assert "paused" not in drawn(folded)
+    stage = folded.stages["rl-1"]
+    assert list(stage.pace) == [10.0, 10.0, 10.0]
+
+
+def test_a_rejected_command_is_one_plain_line() -> None:
+    rejected = CommandRejected(command=RESUMED.command, reason="the run is not paused")
+    assert "resume rejected, asked by ada: the run is not paused" in plain(rejected)
