@@ -11,19 +11,36 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.venv/torch_extensions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check lint format bench lock clean
+.PHONY: help setup demo up stop demo-terminal browser screenshots test test-long check lint format bench lock clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: ## check the machine, make .venv and .venv-sandbox, compile DeepSpeed's C++ pieces
+setup: ## check the machine, make .venv and .venv-sandbox, compile DeepSpeed's C++ pieces, build the front end
 	@test -n "$(PYTHON)" || { echo "make: no python3.11 or python3 on PATH: apt-get install python3.11 python3.11-venv python3.11-dev" >&2; exit 1; }
 	@"$(PYTHON)" scripts/setup.py
 
-demo: setup ## train and evaluate a tiny model with real vLLM, DeepSpeed and sandbox, into runs/demo-<time>
+demo: setup ## start the platform, its first login and a demo run, and print the address
+	@$(RUN) manage.py up --demo
+
+up: setup ## start the platform; Ctrl-C stops it
+	@$(RUN) manage.py up
+
+stop: ## stop the platform from another terminal
+	@$(RUN) manage.py down
+
+demo-terminal: setup ## train and evaluate the same tiny model without the platform, into runs/demo-<time>
 	@$(RUN) -m engine run engine/recipes/demo.toml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
+browser: setup ## find a Chromium for the browser tests, or get one
+	@$(RUN) -m scripts.browser
+
+screenshots: browser ## docs/screenshots/ anew, from a finished run of the platform that runs (RUN_ID=run_...)
+	@$(RUN) -m scripts.screenshots $(RUN_ID)
+
+# Without a browser the tests that need one fail, and say the same again.
 test: setup ## every test but the long ones
+	@$(RUN) -m scripts.browser || true
 	@$(RUN) -m pytest -m "not long"
 
 test-long: setup ## the tests that take more than a few minutes each
@@ -50,6 +67,6 @@ lock: ## resolve requirements/*.in anew into requirements/*.lock, in a throw-awa
 		&& "$$folder/bin/python" -m pip install --quiet --upgrade pip \
 		&& "$$folder/bin/python" scripts/lock.py
 
-clean: ## remove both environments and the tools' caches; runs/ stays
-	rm -rf .venv .venv-sandbox .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## remove both environments, the front end's build and the tools' caches; runs/ and var/ stay
+	rm -rf .venv .venv-sandbox frontend/node_modules platform/webapp/ui/static/ui/bundle .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find engine sandbox platform scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,14 +9,16 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 GB = 10**9
 MEMORY_GB = 8
-DISK_GB = 10
+DISK_GB = 10  # set-up leaves 4, and needs 2 more while it downloads; the rest is for runs and the database
 GLIBC = (2, 28)  # the manylinux_2_28 wheels of torch and pyarrow
+AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")  # as the platform runs Postgres for root
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Facts:
     compiler: str
     has_compiler: bool
     has_libnuma: bool
+    is_root: bool
+    has_user_namespaces: bool  # asked of root only
+    has_own_postgres: bool
     free_memory_bytes: int
     free_disk_bytes: int
     root: Path
@@ -40,7 +45,7 @@ class Facts:
 
 def problems(seen: Facts) -> list[str]:
     """Everything that is missing, each with the act that mends it; empty on a good machine."""
-    return [*_platform_problems(seen), *_package_problems(seen), *_room_problems(seen)]
+    return [*_platform_problems(seen), *_package_problems(seen), *_postgres_problems(seen), *_room_problems(seen)]
 
 
 def _platform_problems(seen: Facts) -> list[str]:
@@ -76,6 +81,17 @@ def _package_problems(seen: Facts) -> list[str]:
     return found
 
 
+def _postgres_problems(seen: Facts) -> list[str]:
+    if not seen.is_root or seen.has_user_namespaces or seen.has_own_postgres:
+        return []
+    return [
+        "PostgreSQL refuses to run as root, and a user namespace to run it in is not to be had "
+        "(`unshare --user --map-user=65534 --map-group=65534 true` fails): work as an ordinary user, "
+        "or apt-get install util-linux and let the container make user namespaces, "
+        "or set DATABASE_URL to a PostgreSQL of your own"
+    ]
+
+
 def _room_problems(seen: Facts) -> list[str]:
     found = []
     if seen.free_memory_bytes < MEMORY_GB * GB:
@@ -106,6 +122,9 @@ def gather(root: Path) -> Facts:
         compiler=compiler,
         has_compiler=shutil.which(compiler) is not None,
         has_libnuma=can_load("libnuma.so.1"),
+        is_root=os.geteuid() == 0,
+        has_user_namespaces=os.geteuid() == 0 and can_run(*AS_NOBODY, "true"),
+        has_own_postgres=bool(os.environ.get("DATABASE_URL")),
         free_memory_bytes=free_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup")),
         free_disk_bytes=shutil.disk_usage(root).free,
         root=root,
@@ -137,6 +156,14 @@ def can_load(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def can_run(*command: str) -> bool:
+    """Whether the command is there and succeeds."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def free_memory(meminfo: Path, cgroup: Path) -> int:

@@ -1,4 +1,4 @@
-"""The order of set-up: check, make the environments, compile; each only if it is needed."""
+"""The order of set-up: check, make the environments, compile, build the front end; each only if it is needed."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts import checks, environments, native
+from scripts import checks, environments, frontend, native
 from scripts.packages import SetupError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,10 @@ def prepare(root: Path) -> None:
     if engine in waiting or not native.is_ready(engine):
         native.build(engine)
     native.drop_locks(engine)
-    print(f"Ready: {engine.folder.name}, {sandbox.folder.name}", flush=True)
+    pages = frontend.of(root, engine)
+    if not frontend.is_ready(pages):
+        frontend.build(pages)
+    print(f"Ready: {engine.folder.name}, {sandbox.folder.name}, front end", flush=True)
 
 
 def check(root: Path) -> None:

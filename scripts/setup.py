@@ -1,9 +1,9 @@
-"""Make the clone ready to run: check the machine, make both environments, build DeepSpeed's C++ pieces.
+"""Make the clone ready to run: check the machine, make both environments, DeepSpeed's C++ pieces and the front end.
 
     python3.11 scripts/setup.py        (`make setup` does this)
 
 Safe to repeat: what is ready is left alone (a second run takes well under a second), what was cut short is
-done again. Everything it writes lies in `.venv` and `.venv-sandbox`.
+done again. Everything it writes lies in `.venv`, `.venv-sandbox`, `frontend/node_modules` and the platform's bundle.
 
 This file itself must stay readable for old Pythons, so that they get an error message instead of a
 SyntaxError.

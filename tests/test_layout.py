@@ -3,6 +3,7 @@
 They read files only; which module may import which is import-linter's (`make lint`).
 """
 
+import json
 import platform
 import re
 import sys
@@ -55,6 +56,21 @@ def test_lock_is_exact_and_without_what_was_left_out(lock: Path) -> None:
     assert lines
     assert [line for line in lines if not EXACT.fullmatch(line)] == []
     assert pinned(lock).keys() & LEFT_OUT == set()
+
+
+@pytest.mark.parametrize("lock", ["frontend/package-lock.json", "scripts/chromium/package-lock.json"])
+def test_npm_lock_pins_by_digest_and_names_no_registry(lock: str) -> None:
+    """Whoever installs has a registry of their own; what it serves must be what was locked."""
+    packages = json.loads((ROOT / lock).read_text())["packages"]
+    locked = [package for path, package in packages.items() if path]
+    assert locked
+    assert [package for package in locked if "integrity" not in package or "resolved" in package] == []
+
+
+def test_make_lists_every_target_with_what_it_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
+    assert set(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE)) == set(targets)
 
 
 @pytest.mark.parametrize(

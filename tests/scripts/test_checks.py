@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.checks import GB, Facts, cpu_flags, free_memory, gather, problems
+from scripts.checks import GB, Facts, can_run, cpu_flags, free_memory, gather, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = Facts(
@@ -20,6 +20,9 @@ GOOD = Facts(
     compiler="c++",
     has_compiler=True,
     has_libnuma=True,
+    is_root=False,
+    has_user_namespaces=False,
+    has_own_postgres=False,
     free_memory_bytes=16 * GB,
     free_disk_bytes=100 * GB,
     root=Path("/home/ada/starloom"),
@@ -42,6 +45,7 @@ def test_a_good_machine_has_no_problem() -> None:
         ({"glibc": None}, "another C library"),
         ({"machine": "aarch64"}, "Linux on aarch64"),
         ({"system": "Darwin", "machine": "arm64", "glibc": None}, "Darwin on arm64"),
+        ({"is_root": True}, "set DATABASE_URL"),
         ({"free_memory_bytes": 7_900_000_000}, "7.9 GB of memory is free, 8 GB is needed"),
         ({"free_disk_bytes": 1 * GB}, "1.0 GB of disk is free at /home/ada/starloom, 10 GB is needed"),
     ],
@@ -54,6 +58,11 @@ def test_a_lack_is_named_once_with_what_mends_it(lack: dict[str, Any], mends: st
 
 def test_exactly_enough_is_enough() -> None:
     assert problems(replace(GOOD, glibc=(2, 28), free_memory_bytes=8 * GB, free_disk_bytes=10 * GB)) == []
+
+
+@pytest.mark.parametrize("way_out", ["has_user_namespaces", "has_own_postgres"])
+def test_root_needs_one_way_to_a_postgres(way_out: str) -> None:
+    assert problems(replace(GOOD, is_root=True, **{way_out: True})) == []
 
 
 def test_all_lacks_are_reported_at_once() -> None:
@@ -72,6 +81,12 @@ def test_gather_finds_this_machine_fit() -> None:
     """It runs these tests, so whatever `gather` misses here it would miss anywhere (room apart)."""
     seen = replace(gather(ROOT), free_memory_bytes=GOOD.free_memory_bytes, free_disk_bytes=GOOD.free_disk_bytes)
     assert problems(seen) == []
+
+
+def test_a_command_that_is_not_there_cannot_run() -> None:
+    assert can_run("true")
+    assert not can_run("false")
+    assert not can_run("no-such-command")
 
 
 def test_cpu_flags_are_words(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import environments, prepare
+from scripts import environments, frontend, prepare
 from scripts.packages import SetupError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ def test_another_python_is_refused_with_the_packages_to_install(monkeypatch: pyt
 
 def test_what_the_machine_lacks_comes_before_any_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "requirements").mkdir()
-    for name in ("engine", "dev", "sandbox"):
+    for name in ("engine", "platform", "dev", "sandbox"):
         (tmp_path / "requirements" / f"{name}.lock").touch()
     monkeypatch.setattr(prepare.checks, "can_load", lambda library: False)
     with pytest.raises(SetupError, match=r"this machine lacks:\n.*libnuma1"):
@@ -33,7 +33,8 @@ def test_a_ready_clone_takes_no_time(capsys: pytest.CaptureFixture[str]) -> None
     engine, sandbox = environments.both(ROOT)
     assert environments.is_ready(engine), "run `make setup` first"
     assert environments.is_ready(sandbox), "run `make setup` first"
+    assert frontend.is_ready(frontend.of(ROOT, engine)), "run `make setup` first"
     started = time.monotonic()
     prepare.prepare(ROOT)
     assert time.monotonic() - started < 1
-    assert capsys.readouterr().out == "Ready: .venv, .venv-sandbox\n"
+    assert capsys.readouterr().out == "Ready: .venv, .venv-sandbox, front end\n"
