@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from engine.environment import prepare_environment
 
+pytest_plugins = ["tests.stack"]
+
 prepare_environment()
 # One thread a process: vLLM's and the learner's share few cores, and spinning threads slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

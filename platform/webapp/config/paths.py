@@ -57,13 +57,19 @@ class Var:
         return self.path / "agent"
 
     @property
+    def last_port(self) -> int | None:
+        """The port that the web server had last: engines that outlived it know the platform by it."""
+        try:
+            return int((self.path / "port").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    @property
     def sockets(self) -> Path:
-        """A short folder for unix sockets; ``ensure_private`` makes it."""
+        """A short folder for unix sockets, the same for every process of ours; ``ensure_private`` makes it. Not in
+        ``$XDG_RUNTIME_DIR``: cron has none, and it is removed when its owner logs out and leaves Starloom running."""
         name = hashlib.sha256(str(self.path).encode()).hexdigest()[:10]
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        if runtime and len(runtime) < 40 and os.access(runtime, os.W_OK):
-            return Path(runtime) / f"starloom-{name}"
-        return Path("/tmp") / f"starloom-{os.getuid()}-{name}"
+        return Path(os.environ.get("STARLOOM_SOCKETS", "/tmp")) / f"starloom-{os.getuid()}-{name}"
 
     def secret(self, name: str) -> str:
         """A random secret kept in ``var/<name>``, 0600, made on first use by whoever comes first."""
@@ -88,6 +94,6 @@ def ensure_private(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UnsafeFolder(f"{folder} is not a folder of ours: remove it or set XDG_RUNTIME_DIR to another place")
+        raise UnsafeFolder(f"{folder} is not a folder of ours: remove it or move it out of the way")
     folder.chmod(0o700)
     return folder

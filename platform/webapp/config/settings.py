@@ -1,9 +1,10 @@
 """Django's settings. Everything that depends on the machine comes from the environment or from ``var/``.
 
 STARLOOM_VAR     folder of everything that lasts (default: var/ in the clone)
+STARLOOM_SOCKETS where the folder for unix sockets is made (default: /tmp); its path has to be short
 DATABASE_URL     a Postgres of your own (default: the embedded one)
 VALKEY_URL       a Valkey or Redis of your own (default: the embedded one)
-STARLOOM_HOST, STARLOOM_PORT   where the web server listens (default 127.0.0.1, 8000)
+STARLOOM_HOST, STARLOOM_PORT   where the web server listens (default 127.0.0.1; the port of the last time, 8000)
 STARLOOM_DEBUG=1 Django's debug pages; never for others than yourself
 """
 
@@ -19,7 +20,7 @@ DEBUG = os.environ.get("STARLOOM_DEBUG") == "1"
 SECRET_KEY = VAR.secret("secret_key")
 
 HOST = os.environ.get("STARLOOM_HOST", "127.0.0.1")
-PORT = int(os.environ.get("STARLOOM_PORT", "8000"))
+PORT = int(os.environ.get("STARLOOM_PORT") or VAR.last_port or 8000)
 PLATFORM_URL = os.environ.get("STARLOOM_PLATFORM_URL", f"http://127.0.0.1:{PORT}")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *filter(None, os.environ.get("STARLOOM_HOSTS", "").split(","))]
 CSRF_TRUSTED_ORIGINS = [PLATFORM_URL]
@@ -137,8 +138,10 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["webapp.api.parsers.StrictJsonParser"],
     "DEFAULT_PAGINATION_CLASS": "webapp.api.pagination.KeysetPagination",
     "DEFAULT_FILTER_BACKENDS": ["webapp.api.filters.StrictFilterBackend"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "webapp.api.schema.ApiSchema",
+    "DEFAULT_METADATA_CLASS": None,
     "EXCEPTION_HANDLER": "webapp.api.problems.handle",
+    "URL_FORMAT_OVERRIDE": None,  # `?format=` is an unknown parameter like any other
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Starloom",
@@ -148,6 +151,11 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SCHEMA_PATH_PREFIX": "/api/v1",
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "webapp.api.schema.add_errors",
+        "webapp.api.schema.add_recipe",
+    ],
 }
 
 VALKEY = servers.valkey(VAR)
@@ -164,9 +172,12 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # for ever: a worker that gives up helps nobody
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 600}
 CELERY_TASK_TIME_LIMIT = 300
-CELERY_BEAT_SCHEDULE = {"look-after-runs": {"task": "webapp.runs.tasks.look_after_runs", "schedule": 5.0}}
+CELERY_BEAT_SCHEDULE = {
+    "look-after-runs": {"task": "webapp.runs.tasks.look_after_runs", "schedule": 5.0, "options": {"expires": 5}}
+}
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR.path / "beat-schedule")
 
 # How engines are started on this installation (``webapp.runs.launchers``), and when to look after them.

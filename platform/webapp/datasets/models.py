@@ -18,6 +18,11 @@ class Dataset(models.Model):
     version = models.PositiveIntegerField()
     sha256 = models.CharField(max_length=64, help_text="Of the uploaded file.")
     count = models.PositiveIntegerField(help_text="Problems.")
+    ungradable = models.PositiveIntegerField(
+        default=0, help_text="Problems whose answer the grader cannot read: never sampled."
+    )
+    duplicates = models.PositiveIntegerField(default=0, help_text="Problems whose text an earlier one has: kept.")
+    conflicts = models.PositiveIntegerField(default=0, help_text="Texts that come with more than one answer: kept.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     archived_at = models.DateTimeField(null=True)
@@ -37,6 +42,7 @@ class Problem(models.Model):
     position = models.PositiveIntegerField(help_text="Line of the file, from 1.")
     text = models.TextField()
     answer = models.TextField()
+    ungradable = models.BooleanField(default=False, help_text="The grader cannot read the answer.")
 
     class Meta:
         ordering = ("position",)

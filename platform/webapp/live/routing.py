@@ -1,5 +1,7 @@
 """Addresses of WebSockets."""
 
-from django.urls import URLPattern
+from django.urls import URLPattern, path
 
-websocket_urlpatterns: list[URLPattern] = []
+from webapp.live.consumer import RunConsumer
+
+websocket_urlpatterns: list[URLPattern] = [path("ws/v1/runs/<str:run_id>", RunConsumer.as_asgi())]

@@ -4,14 +4,19 @@ Leaves out judging: ``services.engine_gone`` does.
 """
 
 from datetime import timedelta
+from pathlib import Path
 
 from django.conf import settings
 from django.utils import timezone
 
 from webapp.runs import services, tasks
+from webapp.runs.folders import engine_holds
 from webapp.runs.launchers import launcher
 from webapp.runs.models import Run
 from webapp.runs.states import WITH_ENGINE, State
+
+STARTING_S = 120
+"""A start is tried again for about that long; before that, a launch without a process is none that was lost."""
 
 
 def look_after_runs() -> None:
@@ -27,9 +32,17 @@ def start_forgotten() -> None:
 
 
 def end_lost() -> None:
-    """Runs that say nothing and whose engine the launcher knows to be gone."""
+    """Runs that say nothing and whose engine is known to be gone."""
     since = timezone.now() - timedelta(seconds=settings.SILENT_AFTER_S)
-    silent = Run.objects.filter(state__in=WITH_ENGINE, heartbeat_at__lt=since)
-    for run in silent:
-        if launcher().is_alive(run.pk, run.launches) is False:
+    for run in Run.objects.filter(state__in=WITH_ENGINE, heartbeat_at__lt=since):
+        if is_gone(run):
             services.engine_gone(run.pk, run.launches, "no such process")
+
+
+def is_gone(run: Run) -> bool:
+    """A run that was never launched from here was read in from its folder: there its engine holds a lock."""
+    if run.launches == 0:
+        return not engine_holds(Path(run.folder))
+    if run.state == State.starting and run.state_at > timezone.now() - timedelta(seconds=STARTING_S):
+        return False
+    return launcher().is_alive(run.pk, run.launches) is False

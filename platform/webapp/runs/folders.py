@@ -1,11 +1,13 @@
 """Makes the run folder that an engine finds: the job and the datasets that it names. Safe to repeat.
 
 The layout is ``engine.sink.run_folder``'s; what is made here is ``job.json``, ``recipe.toml`` and
-``data/<dataset>.jsonl``, the rest is the engine's.
+``data/<dataset>.jsonl``, the rest is the engine's. Also says whether an engine works in a folder.
 """
 
+import fcntl
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from webapp.datasets.models import Problem
@@ -20,7 +22,7 @@ def prepare(run_id: str) -> None:
     if (folder / "job.json").exists():
         return
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for dataset in set(run.datasets.values()):
+    for dataset in sorted(set(run.datasets.values())):
         write_whole(folder / "data" / f"{dataset}.jsonl", problem_lines(dataset))
     write_whole(folder / "recipe.toml", run.toml)
     write_whole(folder / "job.json", services.job_of(run).model_dump_json(indent=2) + "\n")
@@ -33,7 +35,29 @@ def problem_lines(dataset_id: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of the file or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """All of the file or nothing, also when two tasks write it at the same time."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+        temporary.chmod(0o644)  # mkstemp gives 0600; an engine may run as somebody else
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def engine_holds(folder: Path) -> bool:
+    """Whether an engine works in the folder: it holds a lock there as long as it lives."""
+    try:
+        descriptor = os.open(folder / "run.lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

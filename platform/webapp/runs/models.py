@@ -16,9 +16,11 @@ class Run(models.Model):
     """One execution of a recipe.
 
     ``revision`` grows by one with every accepted batch of events and every change of state; rows that a batch makes
-    carry it, so that "what is new since r" is one index range. ``reset_revision`` is the last revision at which rows
-    that were shown before stopped to count (a later attempt did their steps again): a reader with an older cursor
-    starts anew. ``launches`` fences: a run token names its launch and an older one is refused.
+    carry it, so that "what is new since r" is one index range. It begins at 1: a reader at 0 has nothing yet.
+    ``reset_revision`` is the last revision at which rows that were shown before stopped to count (a later attempt did
+    their steps again): a reader with an older cursor starts anew. ``launches`` fences: a run token names its launch
+    and an older one is refused. What attempts up to ``past_attempts`` still have to tell is history: it changes the
+    run's state no more.
     """
 
     id = models.CharField(primary_key=True, max_length=LENGTH, default=functools.partial(new_id, "run"))
@@ -36,7 +38,8 @@ class Run(models.Model):
     state_at = models.DateTimeField(default=timezone.now, help_text="When it came into this state.")
     launches = models.PositiveIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0, help_text="Highest attempt heard of.")
-    revision = models.BigIntegerField(default=0)
+    past_attempts = models.PositiveIntegerField(default=0, help_text="Highest attempt heard of before this launch.")
+    revision = models.BigIntegerField(default=1)
     reset_revision = models.BigIntegerField(default=0)
 
     stage = models.CharField(max_length=50, blank=True, help_text="Stage at work.")
@@ -47,7 +50,7 @@ class Run(models.Model):
     latest = models.JSONField(default=dict, help_text="Metric -> its last value, for lists.")
 
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="runs")
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
@@ -72,7 +75,7 @@ class Transition(models.Model):
     after = models.CharField(max_length=10)
     reason = models.TextField(blank=True)
     actor = models.CharField(max_length=150, help_text="User name, `engine` or `platform`.")
-    at = models.DateTimeField(auto_now_add=True)
+    at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         ordering = ("id",)
@@ -104,12 +107,19 @@ class StageRun(models.Model):
 
 
 class Attempt(models.Model):
-    """One life of the run's engine. ``last_seq`` is the last event taken in: the next is ``last_seq + 1``."""
+    """One life of the run's engine. ``last_seq`` is the last event taken in: the next is ``last_seq + 1``.
+
+    ``starts`` says where it took up each stage: from there on, what earlier attempts told of that stage is superseded,
+    in whatever order the attempts' events arrive.
+    """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     last_seq = models.PositiveBigIntegerField(default=0)
     resumed_from = models.TextField(null=True)
+    starts = models.JSONField(default=dict, help_text="Stage -> first step that this attempt did.")
+    stage = models.CharField(max_length=50, blank=True, help_text="Stage at work.")
+    step = models.PositiveIntegerField(default=0, help_text="Last finished step of that stage.")
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(

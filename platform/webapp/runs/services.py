@@ -1,30 +1,39 @@
 """The only writer of a run's state: every change in one place, in one transaction, with reason and actor.
 
-Views, tasks, the agent and ingest only call in here. Functions that take a ``Run`` locked say so. Leaves out the rows
-made from events (``telemetry.fold``) and how an engine is started (``launchers.py``).
+Views, tasks, the agent and ingest only call in here. Who changes a run locks its row first (``locked``), changes it in
+memory and saves it once (``save_change``), all in one transaction: nobody saves what he read before another's change.
+Leaves out the rows made from events (``telemetry.fold``) and how an engine is started (``launchers.py``).
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 from pydantic import ValidationError
 
+from engine.contract.base import visible
 from engine.contract.commands import Command as EngineCommand
 from engine.contract.commands import CommandKind
-from engine.contract.job import EvalStage, FileProblems, FolderModel, JobSpec, Recipe, RlStage, describe
+from engine.contract.job import EvalStage, FileProblems, FolderModel, JobSpec, Recipe, RlStage
+from engine.interop.run_folder import RunFolderUnreadable
 from webapp.accounts.models import Project, User
 from webapp.config.ids import new_id
 from webapp.datasets.models import Dataset
 from webapp.recipes.models import RecipeVersion
+from webapp.recipes.pointers import errors_by_pointer, too_many_steps, unstorable
 from webapp.runs import tasks, tokens
 from webapp.runs.launchers import Launch
 from webapp.runs.models import Attempt, Command, Run, StageRun, Transition
 from webapp.runs.states import ALLOWED, ENDED, State, allowed_commands, may_change
+
+logger = logging.getLogger(__name__)
 
 PLATFORM, ENGINE = "platform", "engine"
 
@@ -46,19 +55,18 @@ class WrongFields(Exception):
 
 
 def check_recipe(data: Mapping[str, Any]) -> Recipe:
-    """A recipe from JSON-like data. Raises ``WrongFields`` with a pointer for every wrong field."""
+    """A recipe from JSON-like data; relative paths of models are taken from the folder for models. Raises
+    ``WrongFields`` with a pointer for every wrong field."""
     try:
-        recipe = Recipe.model_validate(data)
+        recipe = Recipe.model_validate(data, context={"folder": settings.VAR.models})
     except ValidationError as error:
-        pointers = ["/" + "/".join(str(part) for part in item["loc"] if part not in _TAGS) for item in error.errors()]
-        said = [line.partition(": ")[2] for line in describe(error)]
-        raise WrongFields(dict(zip(pointers, said, strict=True))) from error
+        raise WrongFields({**errors_by_pointer(error, data), **foreign_model(data)}) from error
+    except OSError as error:
+        raise WrongFields({"/model/path": f"cannot be looked at: {error.strerror}"}) from error
+    if wrong := {**dict(unstorable(recipe)), **too_many_steps(recipe.stages)}:
+        raise WrongFields(wrong)
     refuse_foreign_paths(recipe)
     return recipe
-
-
-# What pydantic puts into an error's place for the chosen member of a union; no keys of the data.
-_TAGS = frozenset({"tiny-qwen3", "folder", "sft", "rl", "eval", "arithmetic", "file", "roc", "uniform", "keep_all"})
 
 
 def refuse_foreign_paths(recipe: Recipe) -> None:
@@ -68,11 +76,20 @@ def refuse_foreign_paths(recipe: Recipe) -> None:
         for place, stage in enumerate(recipe.stages)
         if isinstance(stage, RlStage | EvalStage) and isinstance(stage.problems, FileProblems)
     }
-    models: Path = settings.VAR.models.resolve()
-    if isinstance(recipe.model, FolderModel) and not recipe.model.path.resolve().is_relative_to(models):
-        wrong["/model/path"] = f"model folders have to lie in {models}"
+    if isinstance(recipe.model, FolderModel):
+        wrong |= foreign_model({"model": {"kind": "folder", "path": str(recipe.model.path)}})
     if wrong:
         raise WrongFields(wrong)
+
+
+def foreign_model(data: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of a model folder that lies elsewhere: the same whether it exists or not."""
+    model = data.get("model") if isinstance(data, Mapping) else None
+    path = model.get("path") if isinstance(model, Mapping) and model.get("kind") == "folder" else None
+    models: Path = settings.VAR.models.resolve()
+    if not isinstance(path, str) or "\0" in path or (models / path).resolve().is_relative_to(models):
+        return {}
+    return {"/model/path": f"model folders have to lie in {models}"}
 
 
 def create_run(
@@ -84,25 +101,29 @@ def create_run(
     name: str = "",
     version: RecipeVersion | None = None,
     datasets: Mapping[str, Dataset] | None = None,
+    run_id: str | None = None,
 ) -> Run:
-    """A run of ``recipe``, queued. ``datasets``: stage name -> the dataset its problems come from."""
+    """A run of ``recipe``, queued. ``datasets``: stage name -> the dataset its problems come from. ``run_id``: an id
+    of ours that was given out before; whoever comes with it again finds the run that is there."""
     chosen = dict(datasets or {})
     refuse_wrong_datasets(recipe, project, chosen)
-    run_id = new_id("run")
+    run_id = run_id or new_id("run")
+    values = {
+        "project": project,
+        "name": name or recipe.name,
+        "recipe_version": version,
+        "spec": recipe.model_dump(mode="json"),
+        "toml": toml,
+        "digest": recipe.digest,
+        "datasets": {stage: dataset.id for stage, dataset in chosen.items()},
+        "folder": str(settings.VAR.runs / run_id),
+        "created_by": user,
+        "total_steps": sum(stage.steps for stage in recipe.stages if not isinstance(stage, EvalStage)),
+    }
     with transaction.atomic():
-        run = Run.objects.create(
-            id=run_id,
-            project=project,
-            name=name or recipe.name,
-            recipe_version=version,
-            spec=recipe.model_dump(mode="json"),
-            toml=toml,
-            digest=recipe.digest,
-            datasets={stage: dataset.id for stage, dataset in chosen.items()},
-            folder=str(settings.VAR.runs / run_id),
-            created_by=user,
-            total_steps=sum(stage.steps for stage in recipe.stages if not isinstance(stage, EvalStage)),
-        )
+        run, made = Run.objects.get_or_create(id=run_id, defaults=values)
+        if not made:
+            return run
         StageRun.objects.bulk_create(planned_stages(run, recipe))
         Transition.objects.create(run=run, before="", after=State.queued, reason="created", actor=user.username)
         enqueue(run)
@@ -143,28 +164,55 @@ def job_of(run: Run) -> JobSpec:
 
 def locked(run_id: str) -> Run:
     """The run's row, locked until the end of the transaction. Raises ``Run.DoesNotExist``."""
-    return Run.objects.select_for_update().get(pk=run_id)
+    # What never changes is not written again with every batch: it is deferred, so `save` leaves it out.
+    return Run.objects.select_for_update(no_key=True).defer("spec", "toml").get(pk=run_id)
 
 
-def change_state(run: Run, after: State, *, reason: str, actor: str, heard: bool = False) -> None:
-    """Move a locked run to another state and record it; the caller's transaction saves it. Raises ``Refused``."""
+def change_state(
+    run: Run, after: State, *, reason: str, actor: str, heard: bool = False, at: datetime | None = None
+) -> None:
+    """Move a locked run to another state and record that; the caller saves the run. Raises ``Refused``."""
     before = State(run.state)
     if before == after:
         return
     if not may_change(before, after, heard=heard):
         raise Refused(f"a run that is {before} cannot become {after}", code="wrong_state")
-    now = timezone.now()
-    run.state, run.state_reason, run.state_at = after, reason, now
-    run.ended_at = now if after in ENDED else None
+    when = at or timezone.now()
+    run.state, run.state_reason, run.state_at = after, reason, when
+    run.ended_at = when if after in ENDED else None
     if after is State.running and run.started_at is None:
-        run.started_at = now
+        run.started_at = when
     if after in ENDED:
         run.phase = ""
         give_up_commands(run, f"the run is {after}")
+    Transition.objects.create(run=run, before=before, after=after, reason=reason, actor=actor, at=when)
+
+
+def hear(run: Run, after: State, *, at: datetime, reason: str = "") -> None:
+    """Believe what the engine tells of a locked run; the caller saves it. A run that was asked to stop stays
+    `stopping` until its engine has ended."""
+    if run.state == State.stopping and after not in ENDED:
+        return
+    if run.state == State.stopping and after is State.stopped:
+        reason = run.state_reason  # why somebody asked says more than that somebody did
+    change_state(run, after, reason=reason, actor=ENGINE, heard=True, at=at)
+
+
+def hear_started(run: Run, *, at: datetime) -> None:
+    """The engine of a locked run is at work; a pause that was asked for while it started still waits for it."""
+    pause = waiting(run).filter(kind="pause").first()
+    if pause is None:
+        hear(run, State.running, at=at)
+    elif run.state != State.pausing:
+        hear(run, State.running, at=at)
+        _pause(run, pause)
+
+
+def save_change(run: Run, tell: Callable[[str], None] | None = None) -> None:
+    """Save a locked run as its next revision; live pages are told after commit."""
     run.revision += 1
     run.save()
-    Transition.objects.create(run=run, before=before, after=after, reason=reason, actor=actor)
-    transaction.on_commit(lambda: announce(run.pk))
+    transaction.on_commit(lambda: (tell or announce)(run.pk))
 
 
 def announce(run_id: str) -> None:
@@ -175,8 +223,8 @@ def announce(run_id: str) -> None:
 
 
 def enqueue(run: Run) -> None:
-    """Have the engine started after commit; a roll-back starts nothing."""
-    transaction.on_commit(lambda: tasks.start_run.delay(run.pk))
+    """Have the engine started after commit; a roll-back starts nothing. Valkey gone: `care` asks again."""
+    transaction.on_commit(lambda: tasks.start_run.delay(run.pk), robust=True)
 
 
 def next_launch(run_id: str) -> Launch | None:
@@ -186,8 +234,10 @@ def next_launch(run_id: str) -> Launch | None:
         run = locked(run_id)
         if run.state == State.queued:
             run.launches += 1
+            run.past_attempts = run.attempt
             run.heartbeat_at = timezone.now()
             change_state(run, State.starting, reason="", actor=PLATFORM)
+            save_change(run)
         elif run.state != State.starting:
             return None
     token = tokens.make(run.pk, run.launches)
@@ -201,6 +251,7 @@ def could_not_start(run_id: str, reason: str) -> None:
         run = locked(run_id)
         if run.state in (State.queued, State.starting):
             change_state(run, State.failed, reason=reason, actor=PLATFORM)
+            save_change(run)
 
 
 def send_command(run_id: str, kind: str, *, by: str, reason: str = "") -> Command:
@@ -210,19 +261,17 @@ def send_command(run_id: str, kind: str, *, by: str, reason: str = "") -> Comman
     """
     with transaction.atomic():
         run = locked(run_id)
+        same = waiting(run).filter(kind=kind).first()
+        if same is not None:
+            return same
         state = State(run.state)
         if kind not in ALLOWED or state not in ALLOWED[kind]:
             may = ", ".join(allowed_commands(state)) or "nothing"
             raise Refused(f"{kind}: the run is {state}; possible now: {may}", code="wrong_state")
-        waiting = run.commands.filter(kind=kind, status=Command.Status.accepted, launch=run.launches).first()
-        if waiting is not None:
-            return waiting
-        command = Command(run=run, kind=kind, by=by, reason=reason, launch=run.launches)
+        command = Command(run=run, kind=kind, by=by, reason=visible(reason), launch=run.launches)
         _COMMANDS[kind](run, command)
         command.save()
-        run.revision += 1
-        run.save(update_fields=["revision"])
-        transaction.on_commit(lambda: announce(run.pk))
+        save_change(run)
     return command
 
 
@@ -249,6 +298,7 @@ def _resume(run: Run, command: Command) -> None:
     """A held engine goes on; a run without one is queued for another attempt."""
     if run.state in ENDED:
         _done(command)
+        run.past_attempts = run.attempt
         change_state(run, State.queued, reason=f"resumed by {command.by}", actor=command.by)
         enqueue(run)
 
@@ -260,17 +310,21 @@ def _checkpoint(run: Run, command: Command) -> None:
 def _kill(run: Run, command: Command) -> None:
     _done(command)
     number = run.launches
-    transaction.on_commit(lambda: tasks.kill_engine.delay(run.pk, number))
+    transaction.on_commit(lambda: tasks.kill_engine.delay(run.pk, number), robust=True)
     change_state(run, State.stopping, reason=command.reason or f"killed by {command.by}", actor=command.by)
 
 
 _COMMANDS = {"stop": _stop, "pause": _pause, "resume": _resume, "checkpoint": _checkpoint, "kill": _kill}
 
 
+def waiting(run: Run) -> QuerySet[Command]:
+    """Commands that the engine of the current launch has yet to answer, oldest first."""
+    return run.commands.filter(status=Command.Status.accepted, launch=run.launches)
+
+
 def waiting_commands(run: Run) -> tuple[EngineCommand, ...]:
-    """What the engine of the current launch has yet to answer, oldest first."""
-    found = run.commands.filter(status=Command.Status.accepted, launch=run.launches)
-    return tuple(EngineCommand(kind=CommandKind(each.kind), by=each.by, id=each.pk) for each in found)
+    """The same as the engine is told."""
+    return tuple(EngineCommand(kind=CommandKind(each.kind), by=each.by, id=each.pk) for each in waiting(run))
 
 
 def answer_command(run: Run, command_id: str, *, applied: bool, note: str = "") -> None:
@@ -292,17 +346,37 @@ def engine_gone(run_id: str, launch: int, how: str) -> None:
     """The engine of a launch has ended. ``how``: exit code or signal in words. A run whose engine told how it ended
     keeps that; one whose engine said nothing has failed, unless it was asked to stop. Takes in the rest of the run
     folder before it judges, so call it outside a transaction."""
-    from webapp.telemetry.ingest import take_in_folder
-
-    take_in_folder(run_id)
+    unread = take_in_the_rest(run_id)
     with transaction.atomic():
         run = locked(run_id)
         if run.launches != launch or run.state in ENDED or run.state == State.queued:
             return
         asked = run.state == State.stopping
         reason = f"{run.state_reason} ({how})" if asked else f"the engine ended without a word: {how}"
-        last = Attempt.objects.filter(run=run).last()
-        if last is not None and not last.outcome:
-            last.outcome, last.message, last.ended_at = ("stopped" if asked else "failed"), reason, timezone.now()
-            last.save()
-        change_state(run, State.stopped if asked else State.failed, reason=reason, actor=PLATFORM)
+        after = State.stopped if asked else State.failed
+        end_attempt(run, after, reason)
+        change_state(run, after, reason="; ".join(filter(None, (reason, unread))), actor=PLATFORM)
+        save_change(run)
+
+
+def take_in_the_rest(run_id: str) -> str:
+    """Take in what the run folder holds and the engine had not sent yet; why that was not possible, if so. An engine
+    that died before its first word left nothing, and a folder that cannot be read must not keep its run alive."""
+    from webapp.telemetry.door import Unacceptable
+    from webapp.telemetry.ingest import take_in_folder
+
+    if not Path(Run.objects.get(pk=run_id).folder).joinpath("job.json").exists():
+        return ""
+    try:
+        take_in_folder(run_id)
+    except (RunFolderUnreadable, Unacceptable, OSError) as error:
+        logger.warning("run %s: the rest of its folder was not taken in: %s", run_id, error)
+        return f"not all of the run folder could be read: {error}"
+    return ""
+
+
+def end_attempt(run: Run, outcome: State, message: str) -> None:
+    """Say how an attempt of the current launch ended that told no end itself."""
+    Attempt.objects.filter(run=run, number=run.attempt, number__gt=run.past_attempts, outcome="").update(
+        outcome=outcome, message=message, ended_at=timezone.now()
+    )

@@ -1,5 +1,5 @@
-"""Numbers and log lines of runs. Both are written in bulk by ``telemetry.ingest`` and never changed but for
-``superseded``, which says that a later attempt did the step again: faint history."""
+"""Numbers and log lines of runs. Both are written in bulk by ``telemetry.bulk`` and never changed but for
+``superseded``, which says that the step was done or told again: faint history."""
 
 from django.db import models
 
@@ -7,7 +7,11 @@ from webapp.runs.models import Run
 
 
 class MetricPoint(models.Model):
-    """One value of one metric. ``value`` is null for a number that was not finite; ``non_finite`` says which."""
+    """One value of one metric. ``value`` is null for a number that was not finite; ``non_finite`` says which.
+
+    Of the points that are not superseded there is one for a key, a stage and a step. ``x`` follows from stage and
+    step; two stages can share one (an evaluation stands where the stage before it ended).
+    """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="+", db_index=False)
     revision = models.BigIntegerField()
@@ -15,7 +19,7 @@ class MetricPoint(models.Model):
     stage = models.CharField(max_length=50)
     step = models.PositiveIntegerField()
     x = models.PositiveIntegerField(help_text="Step counted over all stages.")
-    key = models.CharField(max_length=80, help_text="`reward`, `seconds.sampling`, `pass@1`, `engine.0.running`.")
+    key = models.CharField(max_length=120, help_text="`reward`, `seconds.sampling`, `pass@1`, `engine.vllm-0.load`.")
     value = models.FloatField(null=True)
     non_finite = models.CharField(max_length=4, blank=True)
     at = models.DateTimeField()
@@ -23,10 +27,13 @@ class MetricPoint(models.Model):
 
     class Meta:
         ordering = ("id",)
-        indexes = (
-            models.Index(fields=["run", "key", "x"], name="point_series"),
-            models.Index(fields=["run", "revision"], name="point_since"),
+        constraints = (
+            # Also the index that series are read from.
+            models.UniqueConstraint(
+                fields=["run", "key", "x", "stage"], condition=models.Q(superseded=False), name="point_shown_once"
+            ),
         )
+        indexes = (models.Index(fields=["run", "revision"], name="point_since"),)
 
     def __str__(self) -> str:
         return f"{self.key}[{self.x}] = {self.value}"

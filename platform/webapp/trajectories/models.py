@@ -1,4 +1,4 @@
-"""Groups, trajectories, turns and tool calls. Written in bulk by ``telemetry.ingest``.
+"""Groups, trajectories, turns and tool calls. Written in bulk by ``telemetry.bulk``.
 
 Texts are as the engine wrote them: hostile. ``superseded`` rows belong to steps that a later attempt did again.
 """
@@ -32,7 +32,10 @@ class Group(models.Model):
     class Meta:
         ordering = ("id",)
         constraints = (models.UniqueConstraint(fields=["run", "attempt", "name"], name="group_once"),)
-        indexes = (models.Index(fields=["run", "stage", "step"], name="group_by_step"),)
+        indexes = (
+            models.Index(fields=["run", "id"], name="group_page"),
+            models.Index(fields=["run", "stage", "step"], name="group_by_step"),
+        )
 
     def __str__(self) -> str:
         return self.name

@@ -1,0 +1,65 @@
+"""How fields of a recipe are called on pages: the field's standard terms, spelled as people spell them."""
+
+UNITS = {"_s": "s", "_mb": "MiB", "_bytes": "bytes", "_chars": "characters"}
+"""Endings of names that are units."""
+
+_WHOLE = {
+    "stages": "Stages",
+    "rollout": "Rollout engines",
+    "engines": "Engines",
+    "learner": "Learner",
+    "cpu_s": "CPU time",
+    "wall_s": "Wall time",
+    "memory_mb": "Memory",
+    "scratch_mb": "Scratch space",
+    "eps": "Epsilon",
+    "count": "Problems",
+    "path": "Folder",
+    "planted": "Planted errors",
+    "max_running": "Most rollouts in flight",
+    "slots": "Programs at once",
+    "ffn_size": "Feed-forward size",
+    "heads": "Attention heads",
+    "betas": "Adam betas",
+}
+_WORDS = {
+    "cpu": "CPU",
+    "grad": "gradient",
+    "json": "JSON",
+    "kl": "KL",
+    "kv": "KV",
+    "logprob": "log-probability",
+    "rl": "RL",
+    "sft": "SFT",
+    "vocab": "vocabulary",
+    "warmup": "warm-up",
+}
+
+
+def unit_of(name: str) -> str:
+    """The unit that a field's name ends with; empty where its description has to say it."""
+    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
+
+
+def label_of(name: str) -> str:
+    """``kv_cache_mb`` -> ``KV cache``: its unit stands apart."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    ending = next((ending for ending in UNITS if name.endswith(ending)), "")
+    words = [_WORDS.get(word, word) for word in name.removesuffix(ending).split("_")]
+    first, *others = words
+    return " ".join([first[:1].upper() + first[1:], *others])
+
+
+_KINDS = {
+    "tiny-qwen3": "Tiny Qwen3, made from nothing",
+    "folder": "A model folder",
+    "arithmetic": "Generated arithmetic",
+    "file": "A file",
+    "roc": "RoC (Resampling on Correct)",
+}
+
+
+def kind_label_of(kind: str) -> str:
+    """One of several forms of something, as a choice."""
+    return _KINDS.get(kind, label_of(kind))

@@ -1,0 +1,25 @@
+"""What ingest makes of a batch, put there by hand: rows that carry the run's next revision, in one transaction."""
+
+from collections.abc import Mapping, Sequence
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from webapp.runs.models import Run
+from webapp.telemetry.models import LogLine, MetricPoint
+
+
+@transaction.atomic
+def tell(run: Run, points: Mapping[int, float], lines: Sequence[str] = (), *, key: str = "reward") -> None:
+    """Points by step over all stages, and log lines."""
+    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, x=max(points, default=0))
+    run.refresh_from_db()
+    common = {"run": run, "revision": run.revision, "attempt": 1, "at": timezone.now()}
+    MetricPoint.objects.bulk_create(
+        MetricPoint(stage="rl", step=x, x=x, key=key, value=value, **common) for x, value in points.items()
+    )
+    first = LogLine.objects.filter(run=run).count() + 1
+    LogLine.objects.bulk_create(
+        LogLine(seq=first + place, level="info", message=text, **common) for place, text in enumerate(lines)
+    )
