@@ -9,6 +9,7 @@ import pytest
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits
 from tests.sandbox.support import SandboxThread, cases, offspring
 
+pytestmark = pytest.mark.e2e
 LATER = {"session", "service"}  # kinds that belong to sessions and to the cluster
 ROWS = [row for row in cases("sandbox") if row["kind"] not in LATER]
 HOSTILE = cases("hostile")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.sandbox.support import PYTHON, ROOT
 
+pytestmark = pytest.mark.e2e
+
 
 def sandbox_cli(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -19,6 +19,7 @@ from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, Sandbo
 from sandbox.node import Node
 from tests.sandbox.support import PYTHON, ROOT, SandboxThread, eventually, offspring
 
+pytestmark = pytest.mark.e2e
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path

@@ -28,12 +28,14 @@ function showField(element: HTMLElement, run: RunSummary): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** `latest.pass@1` is `run.latest["pass@1"]`; a key of its own with dots in it is found too. */
-function valueAt(run: RunSummary, path: string): unknown {
-  if (path in run) return run[path];
+/** `latest.pass@1` is `run.latest["pass@1"]`, `stages.0.trained_steps` a field of the first stage; a key of its own
+ *  with dots in it is found too. */
+export function valueAt(of: Record<string, unknown>, path: string): unknown {
+  if (path in of) return of[path];
   const dot = path.indexOf(".");
-  const within = dot > 0 ? run[path.slice(0, dot)] : undefined;
-  return typeof within === "object" && within !== null ? (within as Record<string, unknown>)[path.slice(dot + 1)] : undefined;
+  const within = dot > 0 ? of[path.slice(0, dot)] : undefined;
+  if (typeof within !== "object" || within === null) return undefined;
+  return valueAt(within as Record<string, unknown>, path.slice(dot + 1));
 }
 
 function allow(button: HTMLButtonElement, run: RunSummary): void {

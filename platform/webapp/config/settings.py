@@ -184,6 +184,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR.path / "beat-schedule")
 LAUNCHER = "webapp.machine.local_launcher.LocalLauncher"
 LAUNCH_RETRIES = 8
 START_AGAIN_S = 30
+KILL_AGAIN_S = 10
 SILENT_AFTER_S = 20
 
 LOGGING = {

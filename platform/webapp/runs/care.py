@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
+from django.db.models import F, Q
 from django.utils import timezone
 
 from webapp.runs import services, tasks
@@ -21,6 +22,7 @@ STARTING_S = 120
 
 def look_after_runs() -> None:
     start_forgotten()
+    kill_forgotten()
     end_lost()
 
 
@@ -29,6 +31,14 @@ def start_forgotten() -> None:
     since = timezone.now() - timedelta(seconds=settings.START_AGAIN_S)
     for run in Run.objects.filter(state__in=(State.queued, State.starting), state_at__lt=since):
         tasks.start_run.delay(run.pk)
+
+
+def kill_forgotten() -> None:
+    """Engines that were to be killed and live on: Valkey lost the task, or the agent was away."""
+    since = timezone.now() - timedelta(seconds=settings.KILL_AGAIN_S)
+    meant = Q(commands__kind="kill", commands__launch=F("launches"), commands__created_at__lt=since)
+    for run in Run.objects.filter(meant, state=State.stopping).distinct():
+        tasks.kill_engine.delay(run.pk, run.launches)
 
 
 def end_lost() -> None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 from engine.sink.run_folder import RunFolder
 from tests.webapp.support import make_run
 from webapp.runs import care, services
-from webapp.runs.models import Run
+from webapp.runs.models import Command, Run
 from webapp.runs.states import WITH_ENGINE, State
 
 pytestmark = pytest.mark.django_db
@@ -50,6 +50,17 @@ def test_a_start_that_was_forgotten_is_asked_for_again(
     care.start_forgotten()
     assert queued_tasks == [("start_run", forgotten.pk)]
     assert young.pk not in {run_id for _, run_id in queued_tasks}
+
+
+def test_a_kill_that_was_forgotten_is_asked_for_again(queued_tasks: list[Any]) -> None:
+    """Only of the launch that was meant, and not at once: the first one may be on its way."""
+    meant, young, later = (make_run(state="stopping", launches=2) for _ in range(3))
+    for run, launch in ((meant, 2), (young, 2), (later, 1)):
+        run.commands.create(kind="kill", status="applied", launch=launch, by="ann")
+    Command.objects.exclude(run=young).update(created_at=ago(15))
+    queued_tasks.clear()
+    care.kill_forgotten()
+    assert queued_tasks == [("kill_engine", meant.pk, 2)]
 
 
 @pytest.mark.parametrize("state", sorted(WITH_ENGINE))
