@@ -41,6 +41,7 @@ class Node:
         """Its `bin` first on PATH, so that no other Node is found; npm's cache inside the environment."""
         clean = {key: value for key, value in clean_variables().items() if key not in ASTRAY}
         return {
+            "NODE_USE_SYSTEM_CA": "1",  # as pip does: behind a proxy of one's own, the system knows its certificate
             **clean,
             "PATH": f"{self.program.parent}{os.pathsep}{clean.get('PATH', os.defpath)}",
             "npm_config_cache": str(self.environment.folder / "npm-cache"),

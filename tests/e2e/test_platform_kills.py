@@ -7,23 +7,25 @@ to agree on every step.
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.stack import Stack, assert_agreement
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
-STEPS = 200
+STEPS, FEW = 300, 30
 
 
 def until_step(stack: Stack, run_id: str, step: int) -> None:
     def reached() -> bool:
         try:
             run = stack.run(run_id)
-        except Exception:  # the server may be the one that was just killed
+        except (httpx.HTTPError, ValueError):  # the server may be the one that was just killed
             return False
         assert run["state"] not in ("failed", "stopped"), run["state_reason"]
-        return run["stage"] in ("rl", "eval") and (run["stage"] == "eval" or run["step"] >= step)
+        assert run["stage"] != "eval", "the run was nearly over: this kill would show nothing"
+        return run["stage"] == "rl" and run["step"] >= step
 
     stack.until(reached, 120, f"step {step} never came")
 
@@ -40,7 +42,7 @@ def test_parts_of_the_platform_killed_one_after_the_other(platform_stack: Stack)
 
 
 def test_the_engine_killed_is_told_and_resumed_as_attempt_two(platform_stack: Stack) -> None:
-    run_id = platform_stack.start_scripted(name="kills", steps=STEPS)
+    run_id = platform_stack.start_scripted(name="kills", steps=FEW)
     until_step(platform_stack, run_id, 5)
     engines = [p for p in platform_stack.engines() if run_id in " ".join(p.cmdline())]
     assert len(engines) == 1, "one engine for one run"
@@ -51,12 +53,12 @@ def test_the_engine_killed_is_told_and_resumed_as_attempt_two(platform_stack: St
     assert resumed.status_code == 202, resumed.text
     run = platform_stack.until_state(run_id, "finished", "failed")
     assert (run["state"], run["attempt"]) == ("finished", 2), run["state_reason"]
-    assert_agreement(platform_stack, run_id, {"rl": STEPS})
+    assert_agreement(platform_stack, run_id, {"rl": FEW})
 
 
 def test_the_database_is_rebuilt_from_the_run_folder(platform_stack: Stack) -> None:
     """A second platform that has never heard of the run ingests its folder; every row is the same."""
-    run_id = platform_stack.start_scripted(name="kills", steps=STEPS)
+    run_id = platform_stack.start_scripted(name="kills", steps=FEW)
     platform_stack.until_state(run_id, "finished")
     with platform_stack.database() as database:
         before = rows_of(database, run_id)
@@ -69,7 +71,7 @@ def test_the_database_is_rebuilt_from_the_run_folder(platform_stack: Stack) -> N
     assert run_id in said
     with platform_stack.database() as database:
         assert rows_of(database, run_id) == before
-    assert_agreement(platform_stack, run_id, {"rl": STEPS})
+    assert_agreement(platform_stack, run_id, {"rl": FEW})
 
 
 # Rows that a run folder holds, children first. Who asked for what (commands, transitions) is the platform's alone.
