@@ -28,7 +28,7 @@ def database(var: Var) -> dict[str, Any]:
             "PORT": "5432",
         }
     )
-    options = {**place.pop("OPTIONS", {}), "pool": {"min_size": 0, "max_size": 12, "timeout": 20}}
+    options = {**place.pop("OPTIONS", {}), "pool": {"min_size": 0, "max_size": 12, "timeout": 8}}
     return {
         "ENGINE": "django.db.backends.postgresql",
         "CONN_HEALTH_CHECKS": True,

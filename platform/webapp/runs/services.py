@@ -193,7 +193,7 @@ def hear(run: Run, after: State, *, at: datetime, reason: str = "") -> None:
     `stopping` until its engine has ended."""
     if run.state == State.stopping and after not in ENDED:
         return
-    if run.state == State.stopping and after is State.stopped:
+    if (run.state, after) in ((State.stopping, State.stopped), (State.pausing, State.paused)):
         reason = run.state_reason  # why somebody asked says more than that somebody did
     change_state(run, after, reason=reason, actor=ENGINE, heard=True, at=at)
 

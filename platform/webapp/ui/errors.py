@@ -22,7 +22,11 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return database_away(request)
     if request.path.startswith("/api/"):
         return problem(
-            request, 500, "Internal error", "Something went wrong on our side; the server's log tells more.", "internal"
+            request,
+            500,
+            "Internal error",
+            "Something went wrong on our side; the server's log tells more.",
+            "internal_error",
         )
     return HttpResponse(render_to_string("500.html", _facts(request)), status=500)
 
@@ -31,7 +35,7 @@ def database_away(request: HttpRequest) -> HttpResponse:
     """503; a page that only reads comes back by itself, one that was sent must be sent again by its sender."""
     if request.path.startswith("/api/"):
         answer = problem(
-            request, 503, "Database not reachable", "Nothing was stored; try again in a few seconds.", "database_away"
+            request, 503, "Database not reachable", "Nothing was stored; try again in a few seconds.", "unavailable"
         )
     else:
         facts = _facts(request) | {"retry": request.method in ("GET", "HEAD")}

@@ -243,6 +243,19 @@ def test_a_run_that_is_to_stop_stays_so_until_its_engine_has_ended(run: Run) -> 
     assert run.commands.get(kind="stop").status == "applied"
 
 
+def test_the_reason_that_somebody_gave_stays_when_the_engine_does_it(run: Run) -> None:
+    """The engine only knows who asked."""
+    attempt = Attempt()
+    tell(run, attempt, started())
+    asked = services.send_command(run.pk, "pause", by="ada", reason="lunch")
+    pause = Command(kind=CommandKind.pause, by="ada", id=asked.pk)
+    tell(run, attempt, CommandApplied(command=pause))
+    assert (run.state, run.state_reason) == ("paused", "lunch")
+    services.send_command(run.pk, "stop", by="ada", reason="enough seen")
+    tell(run, attempt, RunStopped(reason="asked by ada"))
+    assert (run.state, run.state_reason) == ("stopped", "enough seen")
+
+
 # Attempts
 
 
