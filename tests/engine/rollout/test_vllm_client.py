@@ -17,6 +17,8 @@ import pytest
 from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest
 from engine.rollout.vllm_engine import SOCKET_PATH_BYTES, VllmEngine, private_folder
 
+pytestmark = [pytest.mark.e2e]  # starts a process in every test
+
 STUB = Path(__file__).with_name("stub_vllm.py")
 ROOT = Path(__file__).parents[3]
 REQUEST = GenerateRequest([1, 2, 3], max_tokens=3, temperature=0.7, stop_token_ids=(9,))

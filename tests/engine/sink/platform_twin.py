@@ -7,7 +7,6 @@ It takes event ``seq`` only behind ``seq - 1``, skips what it has, answers a gap
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +42,7 @@ class PlatformTwin:
         self.superseded = False
         self.fault: Fault = lambda number, batch: None
         self.lateness = 0.0
+        self.leaving = threading.Event()  # nobody waits for a late answer when the test is over
         self.url = ""
 
     def forget(self, cursor: dict[int, int]) -> None:
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "lose":
             return self._hang_up()
         if fault == "late":
-            time.sleep(twin.lateness)  # longer than the client waits
+            twin.leaving.wait(twin.lateness)  # longer than the client waits
         if isinstance(answer, tuple):
             return self._say(*answer)
         return self._say(200, answer.model_dump(mode="json"))
@@ -171,12 +171,14 @@ def serving(twin: PlatformTwin, port: int = 0) -> Iterator[str]:
     """Serve it at the URL that is given; can be repeated at the same port, as after a restart."""
     handler = type("Handler", (_Handler,), {"twin": twin})
     server = _Server(("127.0.0.1", port), handler)
+    twin.leaving.clear()
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()
     twin.url = f"http://127.0.0.1:{server.server_port}"
     try:
         yield twin.url
     finally:
+        twin.leaving.set()
         server.shutdown()
         server.server_close()
         server.hang_up()

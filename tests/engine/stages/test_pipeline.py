@@ -133,13 +133,12 @@ async def test_a_platform_that_hangs_is_left_when_the_wait_is_cancelled(folder: 
 
     stages(work)
     twin = PlatformTwin()
-    twin.fault, twin.lateness = lambda number, batch: "late", 3.0
+    twin.fault, twin.lateness = lambda number, batch: "late", 300.0
     with serving(twin):
         running = asyncio.ensure_future(run_attempt(folder, Inbox(), shipper=shipper_to(twin, folder)))
         await asyncio.to_thread(twin.until, lambda t: t.requests)
-        began = asyncio.get_running_loop().time()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
-    assert asyncio.get_running_loop().time() - began < 2
+            async with asyncio.timeout(60):  # far less than the platform takes
+                await running
     assert told(folder)[-1] in ("run.finished", "run.stopped")
