@@ -50,11 +50,19 @@ def place(owner: str | None, project: str | None) -> dict[str, Any]:
     users = User.objects.filter(username=owner) if owner else User.objects.all()
     found = list(users[:2])
     if len(found) != 1:
-        why = f"there is no user {owner!r}" if owner else f"there {'are several users' if found else 'is no user yet'}"
-        raise CommandError(f"{why}: name one with --owner")
+        raise CommandError(no_owner(owner, several=bool(found)))
     if project is None:
         return {"owner": found[0]}
     return {"owner": found[0], "project": Project.objects.get_or_create(owner=found[0], name=project)[0]}
+
+
+def no_owner(named: str | None, *, several: bool) -> str:
+    """Why nobody can own the run, and what mends it."""
+    if named:
+        return f"there is no user {named!r}: name one of yours with --owner"
+    if several:
+        return "there are several users: name one with --owner"
+    return "there is no user yet: make a login on the first page, or with `python manage.py createsuperuser`"
 
 
 def events_in(folder: Path) -> int:
