@@ -28,6 +28,7 @@ def main() -> int:
 
 
 def prepare(root: Path) -> None:
+    os.umask(0o022)  # programs in the sandbox run under other user ids and must be able to read their environment
     engine, sandbox = environments.both(root)
     waiting = [environment for environment in (engine, sandbox) if not environments.is_ready(environment)]
     if waiting:

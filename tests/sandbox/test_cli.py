@@ -13,7 +13,7 @@ from tests.sandbox.support import PYTHON, ROOT
 pytestmark = pytest.mark.e2e
 
 
-def sandbox_cli(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def sandbox_cli(*arguments: str | Path, stdin: str = "", umask: int = -1) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sandbox", *arguments],
         input=stdin,
@@ -22,8 +22,13 @@ def sandbox_cli(*arguments: str | Path, stdin: str = "") -> subprocess.Completed
         cwd=ROOT,
         env={"STARLOOM_SANDBOX_PYTHON": str(PYTHON), "PATH": "/usr/bin:/bin"},
         timeout=60,
+        umask=umask,
         check=False,
     )
+
+
+def test_it_works_for_who_lets_nobody_read_his_files() -> None:
+    assert sandbox_cli("exec", "-", stdin="print(6 * 7)", umask=0o077).stdout == "42\n"
 
 
 def test_exec_shows_output(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ _MOUNT_FLAGS = {
 
 def enter_root() -> None:
     """Replace the root of this (already private) mount namespace by the jail's."""
+    os.umask(0o022)  # whatever our starter's is: programs run under other user ids and must find their way
     sys_.mount("", "/", flags=sys_.REC | sys_.PRIVATE)  # nothing that we mount reaches the machine
     sources = {path: os.open(path, os.O_PATH) for path in _visible_directories()}
     devices = {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
