@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,6 +176,7 @@ class Stack:
             if process in family or str(self.var) in " ".join((process.info["environ"] or {}).values()):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+        shutil.rmtree(Var(self.var).sockets, ignore_errors=True)
 
     def processes(self, part: str) -> list[psutil.Process]:
         """Processes of a part of this stack, oldest first."""
