@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from engine.contract.events import Event, Phase, PhaseStarted, RunFinished, RunStopped, StepFinished, fold_steps
+from tests.stack import SCRIPTED_RECIPE
 
 pytestmark = [pytest.mark.e2e]
 
@@ -21,40 +22,7 @@ Until = Callable[..., Event]
 AssertGone = Callable[[list[psutil.Process]], None]
 Events = Callable[[Path], list[Event]]
 
-RECIPE = """
-name = "scripted"
-[model]
-kind = "tiny-qwen3"
-hidden_size = 32
-layers = 1
-heads = 2
-ffn_size = 64
-vocab_size = 512
-[rollout]
-kind = "scripted"
-[[stages]]
-name = "sft"
-kind = "sft"
-steps = 6
-examples = 40
-batch_size = 4
-checkpoint_every = 2
-[[stages]]
-name = "rl"
-kind = "rl"
-steps = 4
-problems = { kind = "file", path = "problems.jsonl" }
-problems_per_step = 4
-rollouts_per_problem = 8
-keep_per_problem = 4
-max_response_tokens = 300
-max_logprob_gap = 1e9
-[[stages]]
-name = "eval"
-kind = "eval"
-max_response_tokens = 160
-count = 4
-"""
+RECIPE = SCRIPTED_RECIPE.replace("steps = RL_STEPS", 'steps = 4\nproblems = { kind = "file", path = "problems.jsonl" }')
 
 KILLS = [("sft", 1, Phase.preparing), ("sft", 1, Phase.update)]
 RL_PHASES = (Phase.sampling, Phase.scoring, Phase.downsampling, Phase.update, Phase.push, Phase.checkpoint)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from deepspeed.runtime.zero.muon import original_muon
 
 from engine.learner.base import Sample
 from engine.learner.deepspeed_learner import DeepSpeedLearner
@@ -121,16 +122,18 @@ def test_muon_orthogonalizes_layer_matrices_and_adam_has_the_rest(opening: Open)
             assert moved.abs().max() == pytest.approx(4e-3, rel=1e-2)
 
 
-# Muon orthogonalizes in bfloat16: a gradient that differs in its last bit may come out as another step there.
-@pytest.mark.parametrize(("kind", "tolerance"), [("sft", 1e-3), ("rl", 1e-5)])
-def test_micro_batching_changes_nothing(opening: Open, kind: str, tolerance: float) -> None:
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_micro_batching_changes_nothing(opening: Open, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon's Newton-Schulz steps in float32 here: DeepSpeed's half precision turns the last bits of a gradient, in
+    which sums of another order may differ on some CPUs, into another step."""
+    monkeypatch.setattr(original_muon, "ns_compute_dtype", lambda method="gram": torch.float32)
     batch = samples(7, rl=kind == "rl")
     whole, cut = getattr(opening, kind)(ONE), getattr(opening, kind)(THREE_UNEVEN)
     update = sft(batch) if kind == "sft" else rl(batch)
     ours, theirs = update(whole), update(cut)
     for name in ours.keys() - {"seconds"}:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
-    assert relative_error(weights_of(whole), weights_of(cut)) < tolerance
+    assert relative_error(weights_of(whole), weights_of(cut)) < 1e-5
 
 
 def test_a_normaliser_replaces_the_token_count(opening: Open, monkeypatch: pytest.MonkeyPatch) -> None:
