@@ -139,20 +139,73 @@ class RolloutStage(Stage):
     temperature: PositiveFloat = Field(default=1.0, description="Sampling temperature; top-p and top-k stay off.")
 
 
-class SftStage(Stage):
+class EveryWeight(Strict):
+    """Train every weight."""
+
+    kind: Literal["all"] = "all"
+
+
+class Lora(Strict):
+    """Train low-rank adapters (arXiv 2106.09685) of the linear layers only; what is exported and served is merged."""
+
+    kind: Literal["lora"] = "lora"
+    rank: PositiveInt = Field(default=16, description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(default=32, description="The adapters' product is scaled by alpha / rank.")
+
+
+Trained = Annotated[EveryWeight | Lora, Field(discriminator="kind")]
+
+
+class TrainedStage(Stage):
+    """What stages that change the weights have in common: optimizer, schedule, checkpoints."""
+
+    steps: PositiveInt
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="`muon` for the layers' matrices, with Adam for embeddings, norms and head."
+    )
+    learning_rate: PositiveFloat = Field(default=1e-6, description="Adam's rate.")
+    muon_learning_rate: PositiveFloat = Field(default=0.02, description="Muon's rate; unused with `adamw`.")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="Adam's moments.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay, of the rate.")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Gradient clipping, global 2-norm.")
+    warmup_steps: int = Field(default=0, ge=0, description="Linear warm-up, steps of the stage.")
+    schedule: Literal["linear", "cosine"] = Field(default="linear", description="Form of the decay after warm-up.")
+    decay_share: Share = Field(default=0.0, description="Last share of the steps with a decay to 0; 0 is constant.")
+    trained: Trained = EveryWeight()
+    skips_to_pause: PositiveInt = Field(
+        default=3, description="Updates in a row with a loss that is not finite before the run pauses itself."
+    )
+    checkpoint_every: PositiveInt = Field(default=1, description="Steps between checkpoints.")
+    checkpoints_kept: PositiveInt = Field(default=2, description="Newest checkpoints of the stage kept while it runs.")
+    best_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Metric of `step.finished` whose best checkpoint is kept too (`-name`: smallest is best).",
+    )
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters' settings; None where every weight is trained."""
+        return self.trained if isinstance(self.trained, Lora) else None
+
+
+class SftStage(TrainedStage):
     """Supervised fine-tuning on generated, unfiltered trajectories (non-reasoning SFT of the paper)."""
 
     kind: Literal["sft"]
     steps: PositiveInt = Field(description="Optimizer steps.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="muon", description="`muon` for the layers' matrices, with Adam for embeddings, norms and head."
+    )
     examples: PositiveInt = Field(default=4000, description="Trajectories generated.")
     problems: ArithmeticProblems = ArithmeticProblems()
     planted: PlantedErrors = PlantedErrors()
     batch_size: PositiveInt = Field(default=24, description="Trajectories a step.")
     max_tokens: PositiveInt = Field(default=320, description="Longer trajectories are left out, prompt included.")
     learning_rate: PositiveFloat = Field(default=4e-3, description="Adam's rate for embeddings, norms and head.")
-    muon_learning_rate: PositiveFloat = Field(default=0.02, description="Muon's rate for the layers' matrices.")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.98), description="Adam's moments.")
     warmup_steps: int = Field(default=30, ge=0, description="Linear warm-up, steps.")
-    decay_share: Share = Field(default=0.4, description="Last share of the steps with a linear decay to 0.")
+    decay_share: Share = Field(default=0.4, description="Last share of the steps with a decay to 0; 0 is constant.")
     checkpoint_every: PositiveInt = Field(default=50, description="Steps between checkpoints.")
 
 
@@ -172,16 +225,24 @@ class UniformDownsampling(Strict):
     min_per_class: int = Field(default=1, ge=0, description="Least rollouts kept of each class.")
 
 
+class BalancedDownsampling(Strict):
+    """As many wrong rollouts as right ones: the smaller class stays whole, the other is drawn down to it."""
+
+    kind: Literal["balanced"]
+
+
 class KeepAll(Strict):
     """Plain GRPO: every rollout of a group with unequal rewards."""
 
     kind: Literal["keep_all"]
 
 
-Downsampling = Annotated[RocDownsampling | UniformDownsampling | KeepAll, Field(discriminator="kind")]
+Downsampling = Annotated[
+    RocDownsampling | UniformDownsampling | BalancedDownsampling | KeepAll, Field(discriminator="kind")
+]
 
 
-class RlStage(RolloutStage):
+class RlStage(RolloutStage, TrainedStage):
     """GRPO-RoC with the Python tool."""
 
     kind: Literal["rl"]
@@ -191,21 +252,41 @@ class RlStage(RolloutStage):
     rollouts_per_problem: int = Field(default=16, ge=2, description="Rollouts sampled in a group (the paper's 2G).")
     keep_per_problem: PositiveInt = Field(default=8, description="Rollouts kept in a group (the paper's G).")
     downsampling: Downsampling = RocDownsampling()
+    refill: int = Field(
+        default=0,
+        ge=0,
+        description="Most extra rollout batches a step that replace groups without contrast (dynamic sampling).",
+    )
     advantage_norm: Literal["std", "none"] = Field(default="std", description="`none` is Dr. GRPO.")
+    advantage_ddof: Literal[0, 1] = Field(default=0, description="1 divides by the sample's std, as the release does.")
+    penalty_in_reward: float = Field(
+        default=0.0,
+        ge=0,
+        description="Ablation: right rollouts' rewards lose this times p_total before advantages are taken.",
+    )
+    objective: Literal["grpo", "cispo"] = Field(default="grpo", description="Token loss, a name in `engine.objective`.")
     clip_low: Share = Field(default=0.2, description="The ratio's lower bound is 1 - clip_low.")
     clip_high: PositiveFloat = Field(default=0.28, description="The ratio's upper bound is 1 + clip_high.")
+    loss_denominator: Literal["tokens", "constant"] = Field(
+        default="tokens",
+        description="`tokens`: trained ones of the update; `constant`: kept rollouts x max_response_tokens (Dr. GRPO).",
+    )
+    kl_beta: float = Field(default=0.0, ge=0, description="Weight of the KL term; at 0 no reference model is loaded.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Estimator of KL(policy || reference).")
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    sampler_weight: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Truncated weight min(pi_old / pi_sampler, cap); `auto` is on where bf16 is used, off in fp32.",
+    )
+    sampler_weight_cap: PositiveFloat = Field(default=2.0, description="Largest truncated weight.")
     updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps on one rollout batch.")
     learning_rate: PositiveFloat = Field(default=5e-4, description="AdamW's rate.")
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="AdamW's moments.")
-    warmup_steps: int = Field(default=0, ge=0, description="Linear warm-up, rollout steps.")
-    max_grad_norm: PositiveFloat = Field(default=1.0, description="Gradient clipping, global 2-norm.")
     scale_by_informative: bool = Field(
         default=True, description="Multiply the rate by min(1, 2 x share of groups kept), for tiny batches."
     )
-    checkpoint_every: PositiveInt = Field(default=1, description="Steps between checkpoints.")
     max_logprob_gap: PositiveFloat = Field(
         default=1e-4,
-        description="Largest fp32 difference of sampler and learner on a sampled token; over it, stop.",
+        description="Largest fp32 difference of sampler and learner on a sampled token; over it, stop. Unused in bf16.",
     )
 
     @model_validator(mode="after")
@@ -242,6 +323,11 @@ class RolloutResources(Strict):
     max_running: PositiveInt = Field(default=256, description="Most rollouts in flight in one engine.")
     retries: int = Field(default=2, ge=0, description="Times a rollout that we spoiled is done again.")
     start_timeout_s: PositiveFloat = Field(default=300, description="Seconds an engine may take to start.")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="Number format of the engines' weights.")
+    weights: Literal["broadcast", "file"] = Field(
+        default="broadcast",
+        description="How new weights reach vLLM: a process group, or a file that every engine can read.",
+    )
 
 
 class SandboxResources(Strict):
@@ -252,13 +338,39 @@ class SandboxResources(Strict):
 
 
 class LearnerResources(Strict):
-    """The process that trains."""
+    """The processes that train."""
 
+    ranks: PositiveInt = Field(default=1, description="Learner processes on this machine; each takes a share.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="`auto` takes a GPU where torch finds one (ROCm calls it cuda too)."
+    )
     threads: PositiveInt = Field(
         default=1,
-        description="OpenMP threads of the learner. More help on idle cores only: beside other work they spin.",
+        description="OpenMP threads of each rank. More help on idle cores only: beside other work they spin.",
     )
-    micro_batch_tokens: PositiveInt = Field(default=8192, description="Padded tokens of one forward pass.")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="Number format of the pass; with bf16 the optimizer keeps fp32 masters."
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=1,
+        description="DeepSpeed ZeRO: 1 shards optimizer state, 2 gradients too, 3 weights too. Muon: 0, bf16: 1.",
+    )
+    offload_optimizer: bool = Field(
+        default=False, description="Keep optimizer state in main memory, with DeepSpeed's CPU Adam (ZeRO 1 to 3)."
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="Recompute activations in the backward pass: less memory, a fifth more time."
+    )
+    micro_batch_tokens: PositiveInt = Field(default=8192, description="Packed tokens of one forward pass on one rank.")
+    logits_chunk_tokens: PositiveInt = Field(
+        default=4096, description="Trained tokens whose logits over the vocabulary exist at one time."
+    )
+
+    @model_validator(mode="after")
+    def _offloads(self) -> Self:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer wants zero_stage 1 to 3: at 0 DeepSpeed keeps no optimizer of its own")
+        return self
 
 
 class Recipe(Strict):
@@ -287,11 +399,25 @@ class Recipe(Strict):
                 )
         return self
 
+    def weighs_sampler(self, stage: RlStage) -> bool:
+        """Whether tokens carry the truncated weight min(pi_old / pi_sampler, cap): where the two differ (bf16)."""
+        if stage.sampler_weight == "auto":
+            return "bf16" in (self.learner.precision, self.rollout.precision)
+        return stage.sampler_weight == "on"
+
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class Provenance(Strict):
+    """What else a run is determined by: compared when it is resumed (``engine.contract.provenance``)."""
+
+    code: str = Field(description="SHA-256 over the engine's and the sandbox's source files.")
+    lock: str = Field(description="SHA-256 over the names and versions of the installed packages.")
+    data: dict[str, str] = Field(default_factory=dict, description="Problem file -> SHA-256 of its bytes.")
 
 
 class JobSpec(Strict):
@@ -302,6 +428,7 @@ class JobSpec(Strict):
     created_at: float = Field(description="Unix time, seconds.")
     digest: str
     recipe: Recipe
+    provenance: Provenance | None = Field(default=None, description="None in folders of older engines.")
 
 
 KIND_MISSING = "field kind is missing: it says which of the possible forms this is"

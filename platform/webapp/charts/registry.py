@@ -3,6 +3,7 @@
 from typing import Any
 
 from webapp.charts import (
+    exploration,
     groups,
     optimisation,
     pass_at_1,
@@ -27,6 +28,7 @@ _SPECS = tuple(
         truncated,
         groups,
         optimisation,
+        exploration,
         throughput,
         phases,
     )

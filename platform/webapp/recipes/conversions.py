@@ -91,10 +91,12 @@ def _bool(place: Schema, text: str) -> bool:
     return text != "false"
 
 
-def _choice(place: Schema, text: str) -> str:
-    if text not in place["enum"]:
-        raise NotConverted(f"expected one of {', '.join(place['enum'])}, {_given(text)}")
-    return text
+def _choice(place: Schema, text: str) -> str | int:
+    """Of texts, or of numbers (a ZeRO stage)."""
+    by_text: dict[str, str | int] = {str(each): each for each in place["enum"]}
+    if text not in by_text:
+        raise NotConverted(f"expected one of {', '.join(by_text)}, {_given(text)}")
+    return by_text[text]
 
 
 def _text(place: Schema, text: str) -> str:

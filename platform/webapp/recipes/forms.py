@@ -170,7 +170,7 @@ def _field(here: _Here, value: object, default: object, shown: _Shown) -> Field:
         text=shown.posted.get(pointer, text_of(place, value)),
         unit=unit_of(name),
         item=kind_of(schema.resolved(inner)) if isinstance(inner, Mapping) else "",
-        choices=tuple(Choice(each, each) for each in place.get("enum", ())),
+        choices=tuple(Choice(str(each), str(each)) for each in place.get("enum", ())),
         minimum=place.get("minimum"),
         maximum=place.get("maximum"),
         exclusive_minimum=place.get("exclusiveMinimum"),

@@ -16,6 +16,7 @@ _WHOLE = {
     "count": "Problems",
     "path": "Folder",
     "planted": "Planted errors",
+    "trained": "What is trained",
     "max_running": "Most rollouts in flight",
     "slots": "Programs at once",
     "ffn_size": "Feed-forward size",
@@ -24,6 +25,8 @@ _WHOLE = {
 }
 _WORDS = {
     "cpu": "CPU",
+    "adamw": "AdamW",
+    "ddof": "degrees of freedom",
     "grad": "gradient",
     "json": "JSON",
     "kl": "KL",
@@ -57,6 +60,8 @@ _KINDS = {
     "arithmetic": "Generated arithmetic",
     "file": "A file",
     "roc": "RoC (Resampling on Correct)",
+    "all": "Every weight",
+    "lora": "LoRA adapters",
 }
 
 

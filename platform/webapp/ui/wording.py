@@ -140,10 +140,14 @@ _WHOLE_GROUP = {
 }
 
 
+_PENALTY_FREE = ("uniform", "balanced")
+"""Kinds of down-sampling that draw right rollouts without looking at their penalties."""
+
+
 def _why_kept(rule: Mapping[str, Any], right: bool) -> str:
     if rule.get("kind") == "keep_all":
         return "Kept: this stage learns from every rollout of a group with unequal rewards."
-    if not right or rule.get("kind") == "uniform":
+    if not right or rule.get("kind") in _PENALTY_FREE:
         return f"Kept: drawn among the {_class(right)} rollouts of its group, all with the same chance."
     if rule.get("mode") == "sorted":
         return "Kept: among the right rollouts of its group with the lowest penalties."
@@ -153,7 +157,7 @@ def _why_kept(rule: Mapping[str, Any], right: bool) -> str:
 def _why_not_drawn(rule: Mapping[str, Any], right: bool) -> str:
     if not right and rule.get("mode") == "sorted":
         return "Dropped: the places for wrong rollouts of its group went to earlier ones."
-    if not right or rule.get("kind") == "uniform":
+    if not right or rule.get("kind") in _PENALTY_FREE:
         return f"Dropped: not drawn; its group had more {_class(right)} rollouts than places for them."
     if rule.get("mode") == "sorted":
         return "Dropped: right rollouts of its group with lower penalties took the places."

@@ -83,6 +83,8 @@ def recipe_data(draw: st.DrawFn) -> dict[str, Any]:
     model = data["model"]
     model["context_tokens"] = max(64, *lengths, model.get("context_tokens", 0))
     model["hidden_size"] = model.get("heads", 4) * draw(st.integers(1, 8))
+    if data.get("learner", {}).get("offload_optimizer"):
+        data["learner"]["zero_stage"] = 2
     return data
 
 

@@ -78,9 +78,11 @@ def test_sections_follow_the_recipe() -> None:
         (0, "Recipe", ""),
         (0, "Model", "tiny-qwen3"),
         (0, "Stage 1: sft", "sft"),
+        (1, "What is trained", "all"),
         (1, "Problems", ""),
         (1, "Planted errors", ""),
         (0, "Stage 2: rl", "rl"),
+        (1, "What is trained", "all"),
         (1, "Problems", "arithmetic"),
         (1, "Downsampling", "roc"),
         (0, "Stage 3: eval", "eval"),
@@ -115,6 +117,7 @@ def test_a_field_carries_what_its_schema_says() -> None:
         ("/stages/1/betas", "list", "0.9, 0.95"),
         ("/stages/1/scale_by_informative", "bool", "true"),
         ("/stages/1/advantage_norm", "choice", "std"),
+        ("/learner/zero_stage", "choice", "1"),
         ("/stages/1/downsampling/kind", "union", "roc"),
         ("/rollout/kind", "choice", "scripted"),
     ],
@@ -140,7 +143,8 @@ def test_the_default_is_the_recipes_own_not_that_of_the_class() -> None:
 
 
 def test_choices_name_the_kinds_that_the_platform_has() -> None:
-    assert [each.value for each in field("/stages/1/downsampling/kind").choices] == ["roc", "uniform", "keep_all"]
+    kinds = [each.value for each in field("/stages/1/downsampling/kind").choices]
+    assert kinds == ["roc", "uniform", "balanced", "keep_all"]
     assert [each.value for each in field("/model/kind").choices] == ["tiny-qwen3", "folder"]
     assert "kind" not in names(BASE, "/stages/1/problems"), "files are refused here: a dataset is chosen instead"
 
@@ -213,7 +217,7 @@ def test_texts_become_values(pointer: str, text: str, value: Any) -> None:
         ("/stages/0/problems/operations", "1=1, 1=2", "expected every key once, given twice: 1"),
         ("/stages/1/scale_by_informative", "maybe", "expected true or false, given 'maybe'"),
         ("/stages/1/advantage_norm", "x", "expected one of std, none, given 'x'"),
-        ("/stages/1/downsampling/kind", "x", "expected one of roc, uniform, keep_all, given 'x'"),
+        ("/stages/1/downsampling/kind", "x", "expected one of roc, uniform, balanced, keep_all, given 'x'"),
         ("/stages/1/learning_rat", "1", "no such field"),
         ("/stages/9/steps", "1", "no such field"),
         ("/stages/-1/steps", "1", "no such field"),

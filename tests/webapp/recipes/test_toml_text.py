@@ -56,10 +56,10 @@ kind = "tiny-qwen3"
 [[stages]]
 name = "rl"
 kind = "rl"
-max_response_tokens = 64
 steps = 3
-problems = { kind = "arithmetic", operations = { 2 = 1.0 } }
 learning_rate = 1e-05
+max_response_tokens = 64
+problems = { kind = "arithmetic", operations = { 2 = 1.0 } }
 
 [sandbox]
 limits = { wall_s = 5.0, cpu_s = 5.0, memory_mb = 256 }

@@ -62,6 +62,7 @@ RL: dict[str, Any] = {"kind": "rl"}
         ({"kind": "roc", "mode": "sorted"}, "not_drawn", False, "went to earlier ones"),
         ({"kind": "uniform"}, "kept", True, "all with the same chance"),
         ({"kind": "uniform"}, "not_drawn", True, "more right rollouts than places"),
+        ({"kind": "balanced"}, "not_drawn", False, "more wrong rollouts than places"),
         ({"kind": "keep_all"}, "kept", False, "learns from every rollout"),
         ({"kind": "roc"}, "all_right", True, "every rollout of it is right"),
         ({"kind": "roc"}, "all_wrong", False, "every rollout of it is wrong"),
