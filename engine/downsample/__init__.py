@@ -1,30 +1,31 @@
-"""Down-sampling of a group's rollouts. A variant is one small file here plus one line in ``DOWNSAMPLERS``.
+"""Down-sampling of a group's rollouts: the rules (``registry``), what they decided, and the record of it.
 
-The names are the ``kind`` of a recipe's ``[downsampling]`` table; its other fields are the class's arguments.
+Standard library only, so that the web platform explains and recomputes a selection without torch.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
-
+from engine.downsample.balanced import Balanced
 from engine.downsample.base import Candidate, Decision, Downsampler, Selection, keep_count
 from engine.downsample.keep_all import KeepAll
+from engine.downsample.record import GroupRecord, RecordError, deviations, recompute, what_if
+from engine.downsample.registry import DOWNSAMPLERS, make_downsampler
 from engine.downsample.roc import Roc
 from engine.downsample.uniform import Uniform
 
-DOWNSAMPLERS: Final[Mapping[str, Callable[..., Downsampler]]] = {
-    "roc": Roc,
-    "uniform": Uniform,
-    "keep_all": KeepAll,
-}
-
 __all__ = [
     "DOWNSAMPLERS",
+    "Balanced",
     "Candidate",
     "Decision",
     "Downsampler",
+    "GroupRecord",
     "KeepAll",
+    "RecordError",
     "Roc",
     "Selection",
     "Uniform",
+    "deviations",
     "keep_count",
+    "make_downsampler",
+    "recompute",
+    "what_if",
 ]

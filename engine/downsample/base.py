@@ -52,9 +52,11 @@ class Candidate:
 class Decision:
     """What was decided about one candidate.
 
-    ``weight`` and ``key`` are those of its draw and None where nothing was drawn. ``inclusion`` is its
-    probability of being kept, over the luck of u, and None where it was not computed. ``reason`` is ``kept``,
-    ``not_drawn`` or the outcome that threw out the whole group.
+    ``u`` is its stored uniform; ``weight`` and ``key`` are those of its draw and None where the rule drew nothing.
+    ``rank`` is its place in the order of its class, from 1: the first ``quota`` of the class are kept, where ``quota``
+    is that of its own class. ``inclusion`` is the probability of such a place, over the luck of u. A group that was
+    rejected before anything was ordered has neither rank nor probability. ``reason`` is ``kept``, ``not_drawn`` or the
+    outcome that threw out the whole group.
     """
 
     index: int
@@ -62,9 +64,12 @@ class Decision:
     p_err: float
     p_format: float
     p_total: float
+    u: float
     weight: float | None
     key: float | None
+    rank: int | None
     inclusion: float | None
+    quota: int
     kept: bool
     reason: str
 

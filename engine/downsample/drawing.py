@@ -5,6 +5,7 @@ by one, each time with probability in proportion to the weights left. Leaves out
 ``roc.py``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,24 +17,33 @@ from engine.downsample.quotas import Quotas
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one candidate fared within its class."""
+    """How one candidate fared within its class. ``rank`` counts from 1."""
 
     kept: bool
+    rank: int
     weight: float | None = None
     key: float | None = None
     inclusion: float | None = None
 
 
 def draw_weighted(members: Sequence[Candidate], weights: Sequence[float], quota: int) -> dict[int, Draw]:
-    """Draw ``quota`` members without replacement; equal keys go to the lower index."""
+    """Draw ``quota`` members without replacement."""
     keys = [each.u ** (1.0 / weight) for each, weight in zip(members, weights, strict=True)]
     chances = inclusion_probabilities(weights, quota)
-    best = sorted(range(len(members)), key=lambda place: (-keys[place], members[place].index))
-    chosen = frozenset(best[:quota])
     return {
-        each.index: Draw(place in chosen, weights[place], keys[place], chances[place])
-        for place, each in enumerate(members)
+        members[place].index: Draw(rank <= quota, rank, weights[place], keys[place], chances[place])
+        for rank, place in enumerate(key_order(members, weights, keys), start=1)
     }
+
+
+def key_order(members: Sequence[Candidate], weights: Sequence[float], keys: Sequence[float]) -> list[int]:
+    """Places of the members, largest key first; of equal ones the lower index.
+
+    Keys that a float cannot tell apart (0 for a very small weight, 1 for a very large one) are told apart by their
+    logarithms, so that the draw stays fair with any weights.
+    """
+    log_keys = [math.log(each.u) / weight for each, weight in zip(members, weights, strict=True)]
+    return sorted(range(len(members)), key=lambda place: (-keys[place], -log_keys[place], members[place].index))
 
 
 def draw_uniformly(members: Sequence[Candidate], quota: int) -> dict[int, Draw]:
@@ -43,23 +53,28 @@ def draw_uniformly(members: Sequence[Candidate], quota: int) -> dict[int, Draw]:
 
 def take_first(members: Sequence[Candidate], quota: int) -> dict[int, Draw]:
     """No luck at all: the first ``quota`` members of an order."""
-    return {each.index: Draw(place < quota, inclusion=float(place < quota)) for place, each in enumerate(members)}
+    return {
+        each.index: Draw(rank <= quota, rank, inclusion=float(rank <= quota))
+        for rank, each in enumerate(members, start=1)
+    }
 
 
 def close(candidates: Sequence[Candidate], draws: Mapping[int, Draw], quotas: Quotas) -> Selection:
     """The selection, with variance checked again: equal rewards among the kept ones teach nothing."""
     kept = [each for each in candidates if draws[each.index].kept]
-    decisions = tuple(_decision(each, draws[each.index]) for each in candidates)
+    decisions = tuple(_decision(each, draws[each.index], quotas) for each in candidates)
     selection = Selection(tuple(each.index for each in kept), decisions, "kept", quotas.right, quotas.wrong)
     return throw_out(selection, "roc_emptied") if all_equal(kept) else selection
 
 
-def _decision(candidate: Candidate, draw: Draw) -> Decision:
+def _decision(candidate: Candidate, draw: Draw, quotas: Quotas) -> Decision:
     return decide(
         candidate,
         kept=draw.kept,
         reason="kept" if draw.kept else "not_drawn",
+        quota=quotas.right if candidate.right else quotas.wrong,
         weight=draw.weight,
         key=draw.key,
+        rank=draw.rank,
         inclusion=draw.inclusion,
     )

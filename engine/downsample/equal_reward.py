@@ -37,8 +37,10 @@ def decide(
     *,
     kept: bool,
     reason: str,
+    quota: int = 0,
     weight: float | None = None,
     key: float | None = None,
+    rank: int | None = None,
     inclusion: float | None = None,
 ) -> Decision:
     """A decision with the penalties filled in: they are shown for every rollout, whatever the rule."""
@@ -50,9 +52,12 @@ def decide(
         p_err=p_err,
         p_format=p_format,
         p_total=p_err + p_format,
+        u=candidate.u,
         weight=weight,
         key=key,
+        rank=rank,
         inclusion=inclusion,
+        quota=quota,
         kept=kept,
         reason=reason,
     )

@@ -2,9 +2,10 @@
 
 The paper halves each class and does not say what happens to odd counts or to nearly solved groups. Ours: the
 wrong ones are rounded down, each class keeps at least ``min_per_class`` of what it has, and exactly ``keep``
-stay whenever there are that many. Leaves out which ones: ``roc.py``, ``uniform.py``.
+stay whenever there are that many. Leaves out which ones: ``roc.py``, ``uniform.py``, ``balanced.py``.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -13,8 +14,26 @@ class Quotas(NamedTuple):
     wrong: int
 
 
-def class_quotas(right: int, wrong: int, keep: int, min_per_class: int) -> Quotas:
-    """Split ``keep`` places between ``right`` and ``wrong`` rollouts.
+@dataclass(frozen=True, slots=True)
+class QuotaSteps:
+    """The arithmetic of one group, number by number, so that it can be shown as it was done.
+
+    ``share`` is the wrong ones' part before any limit, ``wanted`` after them; ``left`` is what remains for the right
+    ones. The right class has the last word: where its limits differ from ``left``, the wrong ones give or take.
+    """
+
+    right: int
+    wrong: int
+    keep: int
+    min_per_class: int
+    share: int
+    wanted: int
+    left: int
+    quotas: Quotas
+
+
+def quota_steps(right: int, wrong: int, keep: int, min_per_class: int, *, share: int | None = None) -> QuotaSteps:
+    """Split ``keep`` places; the wrong ones' ``share`` is floor(wrong * keep / present) unless it is given.
 
     Where ``keep`` is too small for both minimums, the right class is served first.
     """
@@ -22,9 +41,37 @@ def class_quotas(right: int, wrong: int, keep: int, min_per_class: int) -> Quota
         raise ValueError(f"keep and min_per_class must be 0 or more, are {keep} and {min_per_class}")
     present = right + wrong
     keep = min(keep, present)
-    wanted_wrong = _clamp(wrong * keep // present if present else 0, min_per_class, min(wrong, keep))
-    kept_right = _clamp(keep - wanted_wrong, min_per_class, min(right, keep))
-    return Quotas(kept_right, keep - kept_right)
+    if share is None:
+        share = wrong * keep // present if present else 0
+    wanted = _clamp(share, min_per_class, min(wrong, keep))
+    left = keep - wanted
+    kept_right = _clamp(left, min_per_class, min(right, keep))
+    return QuotaSteps(right, wrong, keep, min_per_class, share, wanted, left, Quotas(kept_right, keep - kept_right))
+
+
+def class_quotas(right: int, wrong: int, keep: int, min_per_class: int) -> Quotas:
+    """The paper's halves, wrong ones rounded down."""
+    return quota_steps(right, wrong, keep, min_per_class).quotas
+
+
+def release_steps(right: int, wrong: int, keep: int, min_per_class: int) -> QuotaSteps:
+    """The release's split: each class rounded by itself, halves to the even number.
+
+    Only where the two add up to ``keep``, as they always do for 16 of 32; where a rollout would be lost or invented
+    (5 right of 10, keep 5: 2 + 2), the wrong ones are rounded down instead.
+    """
+    present = right + wrong
+    places = min(keep, present)
+    rounded = [round(count * places / present) if present else 0 for count in (right, wrong)]
+    return quota_steps(right, wrong, keep, min_per_class, share=rounded[1] if sum(rounded) == places else None)
+
+
+def balanced_quotas(right: int, wrong: int, keep: int) -> Quotas:
+    """As many of each class as the smaller one has, and no more than half of ``keep``."""
+    if keep < 0:
+        raise ValueError(f"keep must be 0 or more, is {keep}")
+    each = min(right, wrong, keep // 2)
+    return Quotas(each, each)
 
 
 def _clamp(value: int, low: int, high: int) -> int:

@@ -11,12 +11,14 @@ What the paper leaves open and we decided:
 * Quotas, odd counts and the least kept of each class (``quotas.py``); ``min_per_class`` 0 is the paper to the
   letter, 2 is the release.
 * Groups with equal rewards are rejected first, variance is checked again afterwards (``equal_reward.py``).
-* ``mode="sorted"`` is the release's rule: right ones by rising penalty, wrong ones in batch order, no luck.
-  Its rounding, which loses a rollout at 5 right of 10, is not reproduced: exactly K stay in both modes.
+* ``mode="sorted"`` is the release's rule: right ones by rising penalty, wrong ones in batch order, no luck, and
+  (``min_per_class`` 2) its quotas. Where its rounding loses a rollout, as at 5 right of 10, ours is taken:
+  exactly K stay in both modes.
 
 Leaves out the penalties' own definitions (``penalty.py``) and the release's way to find errors in text.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +27,7 @@ from engine.downsample.base import Candidate, Selection, in_order
 from engine.downsample.drawing import Draw, close, draw_uniformly, draw_weighted, take_first
 from engine.downsample.equal_reward import reject_equal_reward
 from engine.downsample.penalty import error_penalty, format_penalty, total_penalty
-from engine.downsample.quotas import Quotas, class_quotas
+from engine.downsample.quotas import Quotas, QuotaSteps, quota_steps, release_steps
 
 __all__ = ["Roc", "draw_weight", "error_penalty", "format_penalty"]
 
@@ -46,8 +48,10 @@ class Roc:
     def __post_init__(self) -> None:
         if self.mode not in ("drawn", "sorted"):
             raise ValueError(f"mode is {self.mode!r}, expected 'drawn' or 'sorted'")
-        if self.eps <= 0:
+        if not (self.eps > 0 and math.isfinite(self.eps) and math.isfinite(draw_weight(0.0, self.eps))):
             raise ValueError(f"eps must be over 0, is {self.eps}: a rollout without penalty needs a finite weight")
+        if self.min_per_class < 0:
+            raise ValueError(f"min_per_class must be 0 or more, is {self.min_per_class}")
 
     def select(self, candidates: Sequence[Candidate], keep: int) -> Selection:
         candidates = in_order(candidates)
@@ -55,8 +59,13 @@ class Roc:
             return rejected
         o_pos = [each for each in candidates if each.right]
         o_neg = [each for each in candidates if not each.right]
-        quotas = class_quotas(len(o_pos), len(o_neg), keep, self.min_per_class)
+        quotas = self.quota_steps(len(o_pos), len(o_neg), keep).quotas
         return close(candidates, self._draws(o_pos, o_neg, quotas), quotas)
+
+    def quota_steps(self, right: int, wrong: int, keep: int) -> QuotaSteps:
+        """How the places of a group with contrast are split between its classes."""
+        split = release_steps if self.mode == "sorted" else quota_steps
+        return split(right, wrong, keep, self.min_per_class)
 
     def _draws(self, o_pos: list[Candidate], o_neg: list[Candidate], quotas: Quotas) -> dict[int, Draw]:
         if self.mode == "sorted":  # a stable sort: equal penalties stay in batch order

@@ -140,8 +140,8 @@ def sft_loss(history: History) -> Chart:
 
 
 def entropy(history: History) -> Chart:
-    """Entropy of the policy over sampled tokens."""
-    lines = [Line("entropy", "nats per sampled token", PURPLE)]
+    """Entropy of the policy over sampled tokens, and over the first ones behind a tool response."""
+    lines = [Line("entropy", "nats per sampled token", PURPLE), Line("entropy_after_tool", "after tools", TEAL, "dash")]
     return _lines(history, "entropy", "Entropy", "Does the policy still explore?", lines)
 
 
