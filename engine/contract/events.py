@@ -160,6 +160,8 @@ class SandboxLoad(Strict):
 
 class EngineLoad(Measured):
     type: Literal["engine.load"] = "engine.load"
+    stage: str
+    step: int
     engine: str
 
 

@@ -1,275 +1,352 @@
-"""The learner on DeepSpeed: SFT with Muon at ZeRO 0, RL with AdamW at ZeRO 1; fp32, one rank.
+"""One rank of a learner, on DeepSpeed: SFT and RL updates, weights for rollout engines, checkpoints.
 
-An update is cut into micro-batches. Each contributes its sum of token losses over the update's trained
-tokens, so the gradient is the same for every cut; DeepSpeed scales nothing and takes its step when all are
-in. A loss or gradient that is not finite skips the step: weights and optimizer stay as they were and the
-metric ``skipped`` says so. Leaves out several ranks, bf16 and chunks over the vocabulary.
+Ranks do the same calls in the same order with the same batch; each takes its share of the packs. A pack contributes its
+sum of token losses over the tokens of the whole update, times the number of ranks, since DeepSpeed takes the mean over
+them. So loss and gradient are the same for every cut and every number of ranks. A loss or gradient that is not finite,
+on any rank, skips the step on all of them: weights and optimizer stay as they were to the bit, and the metric
+``skipped`` says so.
+
+Leaves out how ranks are started and driven (``ranks.py``), how DeepSpeed steps (``stepper.py``), the optimizers'
+settings (``optim.py``), and what a state is (``state.py``).
 """
 
-import errno
 import gc
+import itertools
 import math
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.contract.job import LearnerResources, RlStage, SftStage
+from engine.contract.job import LearnerResources, RlStage, SftStage, TrainedStage
 from engine.learner import distributed
-from engine.learner.base import CheckpointMismatch, Sample, UpdateResult
-from engine.learner.checkpoint import atomic_folder, check_card, settle, write_card
-from engine.learner.optim import RlOptim, SftOptim
-from engine.learner.packing import MicroBatch, micro_batches
-from engine.learner.policy_model import PolicyModel
-from engine.objective.logprob import entropy, token_logp
-from engine.objective.policy_loss import policy_loss, token_mean
-from engine.sink.disk import SinkFull
+from engine.learner.base import Sample, Saving, TransferGroup, UpdateResult, WeightSpec
+from engine.learner.checkpoint import safetensors_errors_as_os_errors
+from engine.learner.optim import Optim
+from engine.learner.packing import Pack, pack_batch, trained_tokens
+from engine.learner.policy_model import ModelSettings, PolicyModel, write_model
+from engine.learner.state import gather_state, read_state, scatter_state, write_state
+from engine.learner.stepper import Stepper
+from engine.learner.tally import Tally
+from engine.objective.base import LossTerms, Tokens
+from engine.objective.metrics import metrics_of
+from engine.objective.normalisation import token_mean
+from engine.objective.registry import objective_of
+from engine.weights.process_group import GroupMember
 
-TAG = "deepspeed"
-"""Folder of DeepSpeed's own files inside a checkpoint."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What an update adds up over its micro-batches; sums are over trained tokens."""
-
-    tokens: int
-    loss: float = 0.0
-    nll: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    ratio_max: float = 0.0
-    gap: float = 0.0
-    gap_max: float = 0.0
-
-    def add_gap(self, learner_T: Tensor, sampler_T: Tensor | None) -> None:
-        """Learner against sampler. A NaN stays visible: ``max`` of Python would drop it."""
-        if sampler_T is not None:
-            gap_T = (learner_T - sampler_T).abs()
-            largest = gap_T.max().item()
-            self.gap += gap_T.sum().item()
-            self.gap_max = math.nan if math.isnan(largest) else max(self.gap_max, largest)
-
-    def per_token(self, total: float) -> float:
-        return total / self.tokens if self.tokens else 0.0
+Loss = Callable[[Tokens], LossTerms]
 
 
-ROOM = 64 << 20
-"""Bytes; a write that fails with less than this left on its disk is told as a full disk."""
+def cross_entropy(tokens: Tokens) -> LossTerms:
+    """SFT's loss: -log p of every trained token. Sums ``nll`` and ``entropy`` are in nats."""
+    nll = -tokens.logp_T.sum()
+    sums = {"nll": nll.detach().double()}
+    if tokens.entropy_T is not None:
+        sums["entropy"] = tokens.entropy_T.detach().sum(dtype=torch.float64)
+    return LossTerms(sum=nll, sums=sums)
 
-LossOf = Callable[[MicroBatch, Tensor, Tally], Tensor]
-"""A micro-batch, its logits [T, V] and the update's tally -> its share of the loss, already normalised."""
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a learner minimises: a loss over trained tokens, scored at ``temperature``."""
+
+    loss: Loss
+    temperature: float = 1.0
+    entropy_gradient: bool = False
+    call: str = "sft_update"
+    """The learner's method that does it; the other one is refused."""
 
 
 class DeepSpeedLearner:
-    """``Learner`` of one stage. Every call blocks; all of them belong on one thread.
+    """``Learner`` of one stage, one rank of it. Every call blocks; all of them belong on one thread.
 
-    Several may follow one another in a process, each closed before the next is made.
+    Several may follow one another in a process, each closed before the next is made. With several ranks, the process
+    has joined them before (``distributed.join``).
     """
 
-    def __init__(self, model_folder: Path, optim: SftOptim | RlOptim, resources: LearnerResources) -> None:
+    def __init__(
+        self,
+        model_folder: Path,
+        stage: TrainedStage,
+        resources: LearnerResources,
+        task: Task,
+        *,
+        reference: Path | None = None,
+    ) -> None:
         torch.set_num_threads(resources.threads)
-        self.optim = optim
+        self.optim = Optim.of(stage, resources)
         self.updates = 0
+        self._task = task
         self._micro_batch_tokens = resources.micro_batch_tokens
-        self._model = PolicyModel(model_folder)
-        self._engine = distributed.start_engine(self._model, optim.deepspeed())
+        self._device = distributed.device_of(resources.device)
+        settings = _settings(stage, resources, self._device)
+        self._model = PolicyModel(model_folder, settings)
+        self._reference = None if reference is None else _frozen(reference, settings)
+        self._engine = distributed.start_engine(self._model, self.optim.deepspeed(), self._device)
         self._engine.eval()
-        self._base_rates = [float(group["lr"]) for group in self._engine.optimizer.param_groups]
+        self._rank, self._world = distributed.rank_and_world()
+        self._stepper = Stepper(self._engine, self._model, self.optim)
+        self._has_group = False
+        self._group: GroupMember | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving = BackgroundSaving()
 
     @classmethod
     def for_sft(cls, model_folder: Path, stage: SftStage, resources: LearnerResources) -> "DeepSpeedLearner":
-        return cls(model_folder, SftOptim.of(stage), resources)
+        return cls(model_folder, stage, resources, Task(cross_entropy))
 
     @classmethod
-    def for_rl(cls, model_folder: Path, stage: RlStage, resources: LearnerResources) -> "DeepSpeedLearner":
-        return cls(model_folder, RlOptim.of(stage), resources)
+    def for_rl(
+        cls,
+        model_folder: Path,
+        stage: RlStage,
+        resources: LearnerResources,
+        *,
+        sampler_weight: bool = False,
+        reference: Path | None = None,
+    ) -> "DeepSpeedLearner":
+        """``sampler_weight`` as ``Recipe.weighs_sampler`` says; ``reference`` is the model folder of the KL term."""
+        task = Task(
+            loss=objective_of(stage, sampler_weight=sampler_weight),
+            temperature=stage.temperature,
+            entropy_gradient=stage.entropy_coef > 0,
+            call="rl_update",
+        )
+        return cls(model_folder, stage, resources, task, reference=reference)
 
     # --- updates ---
 
     def sft_update(self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None) -> UpdateResult:
         """One step of next-token cross-entropy.
 
-        Metrics: ``loss`` (what is minimised), ``nll`` (nats per trained token: equal to it without
-        ``normaliser``), ``entropy`` (nats per trained token), ``tokens`` (trained), ``grad_norm`` (before
-        clipping), ``lr``, ``muon_lr``, ``skipped`` (0 or 1), ``seconds``.
+        Metrics: ``loss`` (what is minimised), ``nll`` (nats per trained token: equal to it without ``normaliser``),
+        ``entropy`` (nats per trained token), ``tokens`` (trained, all ranks), ``grad_norm`` (global 2-norm before
+        clipping; NaN if skipped), ``lr``, ``muon_lr``, ``skipped`` (0 or 1), ``seconds``. Without a trained token
+        the step is skipped and there are no means.
         """
-        began = time.perf_counter()
-        tally, metrics = self._update(batch, lr_scale, partial(self._cross_entropy, normaliser))
-        nll = tally.per_token(tally.nll)
-        return UpdateResult({**metrics, "nll": nll, "seconds": time.perf_counter() - began})
+        return self._update("sft_update", batch, lr_scale, normaliser)
 
-    def rl_update(self, batch: Sequence[Sample], *, lr_scale: float) -> UpdateResult:
-        """One step of the clipped objective.
+    def rl_update(self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float | None = None) -> UpdateResult:
+        """One step of the stage's objective; its own metrics (``clip_frac``, ``ratio_max``...) besides SFT's.
 
-        Metrics: ``loss``, ``clip_frac`` (tokens whose gradient the clip removed, 0..1), ``ratio_max``,
-        ``entropy``, ``logprob_gap_max`` and ``logprob_gap_mean`` (sampler against the learner before the
-        step's first update, absolute nats on trained tokens; 0 without sampler log-probabilities),
-        ``tokens``, ``grad_norm``, ``lr``, ``skipped``, ``seconds``.
+        ``logprob_gap_max`` and ``logprob_gap_mean`` compare the sampler with the learner before the step's first
+        update (absolute nats on trained tokens), where samples carry the sampler's log-probabilities.
         """
+        return self._update("rl_update", batch, lr_scale, normaliser)
+
+    @distributed.as_guest()
+    def _update(self, name: str, batch: Sequence[Sample], lr_scale: float, normaliser: float | None) -> UpdateResult:
+        if name != self._task.call:
+            raise TypeError(f"{name} on a learner that was made for {self._task.call}")
         began = time.perf_counter()
-        tally, metrics = self._update(batch, lr_scale, self._clipped_objective)
-        specific = {
-            "clip_frac": tally.per_token(tally.clipped),
-            "ratio_max": tally.ratio_max,
-            "logprob_gap_max": tally.gap_max,
-            "logprob_gap_mean": tally.per_token(tally.gap),
-        }
-        return UpdateResult({**metrics, **specific, "seconds": time.perf_counter() - began})
-
-    def _cross_entropy(self, normaliser: float | None, pack: MicroBatch, logits_TV: Tensor, tally: Tally) -> Tensor:
-        total = -token_logp(logits_TV, pack.target_T, self.optim.temperature).sum()
-        tally.nll += total.item()
-        return token_mean(total, tally.tokens) if normaliser is None else total / normaliser
-
-    def _clipped_objective(self, pack: MicroBatch, logits_TV: Tensor, tally: Tally) -> Tensor:
-        if not isinstance(self.optim, RlOptim):
-            raise TypeError("rl_update on a learner made for SFT")
-        logp_T = token_logp(logits_TV, pack.target_T, self.optim.temperature)
-        part = policy_loss(
-            logp_T,
-            pack.old_T,
-            pack.advantage_T,
-            clip_low=self.optim.clip_low,
-            clip_high=self.optim.clip_high,
-            logp_sampler_T=pack.sampler_T if self.optim.truncated_weight else None,
+        tokens = trained_tokens(batch)
+        divisor = tokens if normaliser is None else normaliser
+        packs = pack_batch(batch, self._micro_batch_tokens, rank=self._rank, world=self._world)
+        tally = self._accumulate(packs, divisor)
+        grad_norm = self._stepper.step(lr_scale) if packs else math.nan
+        skipped = math.isnan(grad_norm)
+        self.updates += not skipped
+        sums, maxima = tally.over_ranks()
+        return UpdateResult(
+            {
+                "loss": sums.pop("loss", 0.0) / divisor if packs else 0.0,
+                **metrics_of(sums, maxima, tokens),
+                "tokens": float(tokens),
+                "grad_norm": grad_norm,
+                "skipped": float(skipped),
+                **self.optim.rates(lr_scale),
+                "seconds": time.perf_counter() - began,
+            }
         )
-        tally.clipped += part.clip_frac.item() * pack.tokens
-        tally.ratio_max = max(tally.ratio_max, part.ratio_max.item())
-        tally.add_gap(logp_T.detach() if pack.old_T is None else pack.old_T, pack.sampler_T)
-        return token_mean(part.sum, tally.tokens)
 
-    def _update(self, batch: Sequence[Sample], lr_scale: float, loss_of: LossOf) -> tuple[Tally, dict[str, float]]:
-        packs = micro_batches(batch, self._micro_batch_tokens)
-        tally = Tally(tokens=sum(pack.tokens for pack in packs))
-        grad_norm = self._accumulate(packs, tally, loss_of)
-        applied = bool(packs) and math.isfinite(grad_norm)
-        if applied:
-            self._step(lr_scale)
-        else:
-            self._engine.optimizer.zero_grad()
-        return tally, {
-            "loss": tally.loss,
-            "entropy": tally.per_token(tally.entropy),
-            "tokens": float(tally.tokens),
-            "grad_norm": grad_norm,
-            "skipped": 0.0 if applied else 1.0,
-            **self._rates(lr_scale),
-        }
+    def _accumulate(self, packs: Sequence[Pack], divisor: float) -> Tally:
+        """Every pack's gradient, added up over packs and ranks."""
+        tally = Tally()
+        for place, pack in enumerate(packs, start=1):
+            self._stepper.expect(last=place == len(packs))
+            terms = self._task.loss(self._tokens(pack.to(self._device)))
+            tally.add(terms)
+            self._stepper.backward(token_mean(terms.sum, divisor, self._world))
+        return tally
 
-    def _accumulate(self, packs: Sequence[MicroBatch], tally: Tally, loss_of: LossOf) -> float:
-        """Fill ``.grad`` from all micro-batches. Returns the global 2-norm, NaN once a loss is not finite."""
-        for pack in packs:
-            logits_TV = self._engine(pack.ids_BL, pack.place_T)
-            loss = loss_of(pack, logits_TV, tally)
-            tally.loss += loss.item()
-            with torch.no_grad():
-                tally.entropy += entropy(logits_TV, self.optim.temperature).sum().item()
-            if not math.isfinite(tally.loss):
-                return math.nan
-            self._engine.backward(loss)
-        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
-
-    def _step(self, lr_scale: float) -> None:
-        groups = self._engine.optimizer.param_groups
-        for group, base in zip(groups, self._base_rates, strict=True):
-            group["lr"] = base * lr_scale
-        # DeepSpeed marks Muon for torch.compile: 17 s of C++ at the first step for 6 ms less in each.
-        with torch.compiler.set_stance("force_eager"):
-            self._engine.step()
-        self.updates += 1
-
-    def _rates(self, lr_scale: float) -> dict[str, float]:
-        rates = {"lr": self.optim.learning_rate * lr_scale}
-        if isinstance(self.optim, SftOptim):
-            rates["muon_lr"] = self.optim.muon_learning_rate * lr_scale
-        return rates
+    def _tokens(self, pack: Pack) -> Tokens:
+        scores = self._engine(pack, self._task.temperature, self._task.entropy_gradient)
+        return Tokens(
+            logp_T=scores.logp_T,
+            advantage_T=pack.advantage_T,
+            old_T=pack.old_T,
+            sampler_T=pack.sampler_T,
+            reference_T=pack.reference_T,
+            entropy_T=scores.entropy_T,
+            after_tool_T=pack.after_tool_T,
+        )
 
     # --- reading ---
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """Log-probability of every token of every sample, in their order; 0.0 for each first token.
 
         In fp32 and at the rollout temperature, whatever ``trained`` says.
         """
-        rows = [[0.0] * len(sample.ids) for sample in samples]
-        for pack in micro_batches([_all_trained(sample) for sample in samples], self._micro_batch_tokens):
-            logits_TV = self._model(pack.ids_BL, pack.place_T)
-            logp_T = token_logp(logits_TV, pack.target_T, self.optim.temperature)
-            at = [1] * len(samples)  # a sample's tokens stand in their order inside its micro-batch
-            for row, value in zip(pack.row_T.tolist(), logp_T.tolist(), strict=True):
-                rows[row][at[row]] = value
-                at[row] += 1
-        return rows
+        return self._score(self._engine, samples)
 
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The same under the reference model. Raises ``RuntimeError`` where none was opened."""
+        if self._reference is None:
+            raise RuntimeError("this learner was opened without a reference model (kl_beta is 0)")
+        return self._score(self._reference, samples)
+
+    @distributed.as_guest()
+    @torch.no_grad()
+    def _score(self, model: nn.Module, samples: Sequence[Sample]) -> list[list[float]]:
+        """Each rank scores its share into a row of zeros over all tokens; their sum is everybody's."""
+        lengths = [len(sample.ids) for sample in samples]
+        begin_S = torch.tensor([0, *itertools.accumulate(lengths)], device=self._device)
+        logp = torch.zeros(sum(lengths), device=self._device)
+        everything = [_all_trained(sample) for sample in samples]
+        for pack in pack_batch(everything, self._micro_batch_tokens, rank=self._rank, world=self._world):
+            on_device = pack.to(self._device)
+            scored_T: Tensor = model(on_device, self._task.temperature).logp_T
+            logp[begin_S[on_device.row_T] + on_device.position_P[on_device.place_T] + 1] = scored_T
+        return [row.tolist() for row in torch.split(distributed.summed_over_ranks(logp), lengths)]
+
+    # --- weights for rollout engines ---
+
+    @distributed.as_guest()
     def export(self, folder: Path) -> None:
-        """``config.json`` and ``model.safetensors``, ``lm_head.weight`` included.
+        """``config.json`` and ``model.safetensors``, ``lm_head.weight`` included, written by rank 0.
 
         ``OSError`` (disk full) leaves the older files.
         """
-        with _write_errors(folder):
-            self._model.export(folder)
+        weights = self._weights_on_cpu()
+        if self._rank == 0:
+            _write_model(folder, weights, self._model.config_json)
+
+    def weight_specs(self) -> list[WeightSpec]:
+        """What ``broadcast`` sends, in that order."""
+        return self._model.weight_specs()
+
+    def join_transfer(self, group: TransferGroup) -> None:
+        """Rank 0 of the learner is rank 0 of the group; the learner's other ranks take no part in it."""
+        self._leave_transfer()
+        if self._rank == 0:
+            self._group = GroupMember.join(group, 0)
+        self._has_group = True
+
+    @distributed.as_guest()
+    def broadcast(self) -> None:
+        """Raises ``RuntimeError`` without a group, or when an engine's worker is gone: then join another."""
+        if not self._has_group:
+            raise RuntimeError("broadcast before join_transfer: there is nobody to send weights to")
+        failure: RuntimeError | None = None
+        for _, weight in self._model.named_weights():
+            if self._group is not None and failure is None:
+                try:
+                    self._group.send(weight)
+                except RuntimeError as error:  # the other ranks are gathering the rest: go with them to the end
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    def _leave_transfer(self) -> None:
+        group, self._group, self._has_group = self._group, None, False
+        if group is not None:
+            group.leave()
+
+    def _weights_on_cpu(self) -> dict[str, Tensor]:
+        """Copies of their own, on rank 0; the others only help to gather."""
+        weights = self._model.named_weights()
+        if self._rank == 0:
+            return {name: weight.to("cpu", copy=True).contiguous() for name, weight in weights}
+        for _ in weights:
+            pass
+        return {}
 
     # --- checkpoints ---
 
-    def save(self, folder: Path) -> None:
-        """Weights, optimizer, number of updates, torch's random state: going on is equal to the bit.
+    @distributed.as_guest()
+    def save(self, folder: Path, *, model_folder: Path | None = None) -> Saving:
+        """Copy the state now, write it on a thread of rank 0; a checkpoint that is still being written is waited for.
 
-        The folder appears complete or not at all; ``OSError`` (disk full) leaves an older one as it was.
+        Whether that one succeeded is told by its own ``Saving``.
         """
-        state = {"updates": self.updates, "rng": torch.get_rng_state()}
-        with _write_errors(folder), atomic_folder(folder) as temporary:
-            self._engine.save_checkpoint(str(temporary), tag=TAG, client_state=state, save_latest=False)
-            write_card(temporary, kind=self.optim.kind, model=self._model.card(), updates=self.updates)
+        self._saving.wait_quietly()
+        state = gather_state(self._engine, self._model, updates=self.updates)
+        weights = self._weights_on_cpu() if model_folder is not None else {}
+        card, config_json = self._model.card(), self._model.config_json
 
+        def write() -> None:
+            if state is not None:
+                write_state(folder, state, card)
+                if model_folder is not None:
+                    _write_model(model_folder, weights, config_json)
+
+        self._saving = BackgroundSaving(self._writer.submit(write))
+        return self._saving
+
+    @distributed.as_guest()
     def load(self, folder: Path) -> None:
-        """Go on from ``save``. Learning rates stay this learner's own.
+        """Go on from ``save``. Learning rates stay this learner's own; nothing is unpickled.
 
-        Only for folders of your own runs: DeepSpeed unpickles them. Raises ``CheckpointMismatch`` for
-        another model, both named, another kind of learner, another schema, or files that cannot be read.
+        Raises ``CheckpointMismatch``, and changes nothing, for another model or schema, another optimizer, and files
+        that cannot be read.
         """
-        settle(folder)
-        check_card(folder, kind=self.optim.kind, model=self._model.card())
-        try:
-            path, state = self._engine.load_checkpoint(str(folder), tag=TAG)
-        except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
-            raise CheckpointMismatch(f"{folder} is damaged: {error}") from error
-        if path is None:
-            raise CheckpointMismatch(f"{folder} is damaged: DeepSpeed's files are missing")
-        self.updates = int(state["updates"])
-        torch.set_rng_state(state["rng"])
+        state = read_state(folder, self._model.card())
+        self.updates = scatter_state(self._engine, self._model, state)
 
     def close(self) -> None:
-        """Free weights and optimizer. The process group stays for the next learner. May be called twice."""
+        """Finish writing, then free weights and optimizer. Ranks stay joined for the next learner. Twice is fine."""
+        self._writer.shutdown()
         if self._engine is not None:
-            self._engine.destroy()
+            self._leave_transfer()
+            distributed.stop_engine(self._engine)
             self._engine = None
-            del self._model
+            del self._model, self._reference, self._stepper
             gc.collect()  # engine and hooks point at each other
+
+
+class BackgroundSaving:
+    """A ``Saving``: something that a thread writes; nothing at all without one."""
+
+    def __init__(self, writing: "Future[None] | None" = None) -> None:
+        self._writing = writing
+
+    def wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def wait_quietly(self) -> None:
+        """Until it is over, whatever came of it."""
+        if self._writing is not None:
+            self._writing.exception()
+
+
+def _settings(stage: TrainedStage, resources: LearnerResources, device: torch.device) -> ModelSettings:
+    return ModelSettings(
+        precision=resources.precision,
+        device=str(device),
+        activation_checkpointing=resources.activation_checkpointing,
+        lora=stage.lora,
+        logits_chunk_tokens=resources.logits_chunk_tokens,
+    )
+
+
+def _frozen(folder: Path, settings: ModelSettings) -> PolicyModel:
+    """The reference model: the folder's own weights, without adapters, never trained."""
+    model = PolicyModel(folder, replace(settings, lora=None, activation_checkpointing=False))
+    model.requires_grad_(False)
+    return model
+
+
+def _write_model(folder: Path, weights: dict[str, Tensor], config_json: bytes) -> None:
+    with safetensors_errors_as_os_errors(folder):
+        write_model(folder, weights, config_json)
 
 
 def _all_trained(sample: Sample) -> Sample:
     everything = [False, *[True] * (len(sample.ids) - 1)] if sample.ids else []
-    return replace(sample, trained=everything, logprobs=(), old_logprobs=())
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    """torch and safetensors report a write that failed as errors of their own, without the system's number for it."""
-    try:
-        yield
-    except (RuntimeError, SafetensorError) as error:
-        place = next(each for each in (folder, *folder.parents) if each.exists())
-        if shutil.disk_usage(place).free < ROOM:
-            raise SinkFull(place, errno.ENOSPC) from error
-        raise OSError(f"{folder}: weights could not be written: {error}") from error
+    return Sample(ids=sample.ids, trained=everything)

@@ -1,95 +1,101 @@
-"""Settings of the two optimizers, and how DeepSpeed is told about them.
+"""Settings of the optimizers, and how DeepSpeed is told about them.
 
-SFT: DeepSpeed's Muon at ZeRO stage 0. It orthogonalizes the update of the layers' matrices and hands
-embeddings and norms to an Adam of its own; at ZeRO 1 its first steps learned far worse (loss 2.7 against
-1.2 after 15 steps). RL: AdamW at ZeRO stage 1. Both Adams are torch's: one implementation to compare with,
-and nothing to compile. Leaves out schedules: a stage gives every update its factor of the rates.
+AdamW is torch's: one implementation to compare with, and nothing to compile; with offload it is DeepSpeed's CPU Adam.
+Muon is DeepSpeed's: it orthogonalizes the update of the layers' matrices and hands embeddings, norms and head to an
+Adam of its own (torch's). Weight decay is decoupled and holds for every trained weight.
+
+Which ZeRO stage DeepSpeed is given is not always the one asked for:
+
+* Muon in fp32 runs at 0. At 1, DeepSpeed's shards cut through matrices that have to be orthogonalized whole: its first
+  steps learned far worse (loss 2.7 against 1.2 after 15 steps).
+* bf16 at 0 runs at 1, Muon too. Only from 1 on does DeepSpeed accumulate gradients in fp32 (it refuses to at 0), and
+  its optimizer for bf16 at 1 puts matrices together again for Muon. One rank holds the same either way.
+
+Muon leaves offload aside. Leaves out schedules (``schedule.py``): a learner is given each update's factor of the rates.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.contract.job import RlStage, SftStage
+from engine.contract.job import LearnerResources, TrainedStage
+
+MOMENTUM = 0.95
+"""Muon's, as in its first publication and in DeepSpeed."""
 
 ALWAYS = {
-    "train_micro_batch_size_per_gpu": 1,  # a number that DeepSpeed wants; micro-batches are cut by tokens
+    "train_micro_batch_size_per_gpu": 1,  # a number that DeepSpeed wants; passes are cut by tokens
     "gradient_accumulation_steps": 1,  # DeepSpeed divides losses by it; ours are normalised
-    "managed_gradient_accumulation": False,  # step() is the boundary after any number of them
     "steps_per_print": 10**9,
 }
 
+BF16 = {
+    "bf16": {"enabled": True},
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "communication_data_type": "fp32",
+}
+"""bf16 weights with fp32 masters; gradients are added up in fp32, over passes and over ranks."""
+
 
 @dataclass(frozen=True, slots=True)
-class SftOptim:
-    """Muon for the layers' matrices, Adam for the rest. Rates are the base that ``lr_scale`` multiplies."""
+class Optim:
+    """Fields as in ``TrainedStage`` and ``LearnerResources``. Rates are the base that ``lr_scale`` multiplies."""
 
+    optimizer: Literal["adamw", "muon"]
     learning_rate: float
     muon_learning_rate: float
-    momentum: float = 0.95
-    betas: tuple[float, float] = (0.9, 0.98)
-    max_grad_norm: float = 1.0
-    temperature: float = 1.0
-    kind: Literal["SFT"] = "SFT"
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    precision: Literal["fp32", "bf16"]
+    zero_stage: int
+    offload: bool
 
     @classmethod
-    def of(cls, stage: SftStage) -> "SftOptim":
-        return cls(stage.learning_rate, stage.muon_learning_rate)
-
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed finds the layers' matrices by shape and by no ``embed`` or ``lm_head`` in the name."""
-        params = {
-            "muon_lr": self.muon_learning_rate,
-            "adam_lr": self.learning_rate,
-            "momentum": self.momentum,
-            "betas": list(self.betas),
-            "weight_decay": 0.0,
-            "torch_adam": True,
-        }
-        return _config("Muon", params, stage=0, max_grad_norm=self.max_grad_norm)
-
-
-@dataclass(frozen=True, slots=True)
-class RlOptim:
-    """AdamW, and the constants of the clipped objective.
-
-    ``truncated_weight`` weighs tokens with min(pi_old / pi_sampler, 2): for sampler and learner that differ
-    (bf16). In fp32 they agree to 1e-5, and it stays off.
-    """
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    temperature: float = 1.0
-    max_grad_norm: float = 1.0
-    truncated_weight: bool = False
-    kind: Literal["RL"] = "RL"
-
-    @classmethod
-    def of(cls, stage: RlStage) -> "RlOptim":
+    def of(cls, stage: TrainedStage, resources: LearnerResources) -> "Optim":
+        muon = stage.optimizer == "muon"
         return cls(
+            optimizer=stage.optimizer,
             learning_rate=stage.learning_rate,
+            muon_learning_rate=stage.muon_learning_rate,
             betas=stage.betas,
-            clip_low=stage.clip_low,
-            clip_high=stage.clip_high,
-            temperature=stage.temperature,
+            weight_decay=stage.weight_decay,
             max_grad_norm=stage.max_grad_norm,
+            precision=resources.precision,
+            zero_stage=_zero_stage(resources, muon=muon),
+            offload=resources.offload_optimizer and not muon,
         )
 
+    def rates(self, scale: float) -> dict[str, float]:
+        """The rates of one update, as metrics."""
+        rates = {"lr": self.learning_rate * scale}
+        return rates | {"muon_lr": self.muon_learning_rate * scale} if self.optimizer == "muon" else rates
+
     def deepspeed(self) -> dict[str, Any]:
-        params = {
-            "lr": self.learning_rate,
-            "betas": list(self.betas),
-            "weight_decay": 0.0,
-            "torch_adam": True,
+        """DeepSpeed's configuration."""
+        zero: dict[str, Any] = {"stage": self.zero_stage}
+        if self.offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        return {
+            **ALWAYS,
+            **(BF16 if self.precision == "bf16" else {}),
+            "optimizer": self._muon() if self.optimizer == "muon" else self._adamw(),
+            "gradient_clipping": self.max_grad_norm,
+            "zero_optimization": zero,
         }
-        return _config("AdamW", params, stage=1, max_grad_norm=self.max_grad_norm)
+
+    def _adamw(self) -> dict[str, Any]:
+        return {"type": "AdamW", "params": {"lr": self.learning_rate, "torch_adam": not self.offload, **self._common()}}
+
+    def _muon(self) -> dict[str, Any]:
+        """DeepSpeed finds the layers' matrices by shape and by no ``embed`` or ``lm_head`` in the name."""
+        rates = {"muon_lr": self.muon_learning_rate, "adam_lr": self.learning_rate, "momentum": MOMENTUM}
+        return {"type": "Muon", "params": {"torch_adam": True, **rates, **self._common()}}
+
+    def _common(self) -> dict[str, Any]:
+        return {"betas": list(self.betas), "weight_decay": self.weight_decay}
 
 
-def _config(optimizer: str, params: dict[str, Any], *, stage: int, max_grad_norm: float) -> dict[str, Any]:
-    return {
-        **ALWAYS,
-        "optimizer": {"type": optimizer, "params": params},
-        "gradient_clipping": max_grad_norm,
-        "zero_optimization": {"stage": stage},
-    }
+def _zero_stage(resources: LearnerResources, *, muon: bool) -> int:
+    if resources.precision == "bf16":
+        return 1 if muon else max(1, resources.zero_stage)
+    return 0 if muon else resources.zero_stage

@@ -12,9 +12,11 @@ Rules that the paper leaves open, each held by a test:
   ends as ``max_turns``.
 * **An end mark that was not sampled** (an engine that strips it) is appended with mask 0 in front of tool
   responses.
-* **We failed** is an exception, never an answer: ``SandboxUnavailable``, ``EngineUnavailable`` and, for a
-  generation that was aborted, ``RolloutAborted``. Nothing of such an attempt survives, so a late reply has
-  nowhere to go.
+* **One policy.** All turns are sampled by one weight version. Should new weights come between two turns, the
+  attempt is spoiled by us.
+* **We failed** is an exception, never an answer: ``SandboxUnavailable``, ``EngineUnavailable``, for a generation
+  that was aborted ``RolloutAborted``, for turns of two versions ``MixedVersions``. Nothing of such an attempt
+  survives, so a late reply has nowhere to go.
 
 Leaves out where rollouts run and when they are tried again (``pool.py``), parsing (``toolcalls.py``) and
 rewards.
@@ -47,6 +49,10 @@ _T = TypeVar("_T")
 
 class RolloutAborted(EngineUnavailable):
     """The engine gave a generation up halfway: nothing to score, to be done again."""
+
+
+class MixedVersions(EngineUnavailable):
+    """New weights came between two turns: such a rollout is of no policy, to be done again."""
 
 
 class TurnRenderer(Protocol):
@@ -218,6 +224,9 @@ class _Loop:
         if len(made.ids) != len(made.logprobs) or len(made.ids) > self.left:
             got = f"{len(made.ids)} with {len(made.logprobs)} log-probabilities"
             raise EngineUnavailable(f"asked for at most {self.left} tokens, got {got}")
+        first = self.response.versions[0] if self.response.versions else made.version
+        if made.version != first:
+            raise MixedVersions(f"turns sampled by weight versions {first} and {made.version}")
         return made
 
 

@@ -1,15 +1,18 @@
 """The seam between rollouts and whatever samples tokens: ids in, ids and log-probabilities out.
 
 Every engine is a process of its own behind this protocol (vLLM) or an honest in-memory twin (scripted);
-both sit the same exam, ``tests/engine/rollout``. Leaves out the turn loop (``agent.py``) and admission
-(``scheduler.py``).
+both sit the same exam, ``tests/engine/rollout``. Leaves out the turn loop (``agent.py``), admission
+(``scheduler.py``) and how weights get here (``engine.weights``).
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+from engine.learner.base import TransferGroup, WeightSpec
 
 
 class EngineUnavailable(Exception):
@@ -62,10 +65,65 @@ class EngineCapacity:
     max_model_tokens: int
 
 
+class Weights:
+    """Weights that engines are to serve: their version, and a folder that is written when somebody first wants it.
+
+    ``write`` is called once at most. A broadcast needs no folder; an engine that comes back later does.
+    """
+
+    def __init__(self, version: int, write: Callable[[], Awaitable[Path]]) -> None:
+        self.version = version
+        self._write = write
+        self._writing: asyncio.Future[Path] | None = None
+
+    def want_folder(self) -> "asyncio.Future[Path]":
+        """Have the folder written, now: while whoever writes it still has these weights."""
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write())
+        return self._writing
+
+    async def folder(self) -> Path:
+        """A Hugging Face folder with the weights. Raises what the writing raised."""
+        return await asyncio.shield(self.want_folder())  # who stops waiting does not stop it for the others
+
+
+class WeightReceiver(Protocol):
+    """The end of an engine that takes weights from a process group. Methods raise ``EngineUnavailable``.
+
+    An update is ``begin_update``, ``receive``, ``finish_update``. From the first to the end of the last the engine
+    answers nobody and reports no version; one whose update broke off must be started again.
+    """
+
+    name: str
+    ranks: int
+    """Members of a group that the engine makes up: its workers."""
+
+    @property
+    def group(self) -> TransferGroup | None:
+        """The group that it has joined since its start."""
+        ...
+
+    async def join(self, group: TransferGroup, first_rank: int) -> None:
+        """Make up ``ranks`` members from ``first_rank`` on; returns when every member of the group is there."""
+
+    async def begin_update(self) -> None:
+        """Let running turns end and hold later ones back."""
+
+    async def receive(self, specs: Sequence[WeightSpec]) -> None:
+        """Take what rank 0 of the group sends: the tensors of ``specs``, in that order."""
+
+    async def finish_update(self, version: int) -> None:
+        """Serve what was received as ``version``; returns when no old state is left."""
+
+
 class RolloutEngine(Protocol):
     """What samples. All methods raise ``EngineUnavailable`` when the engine itself fails."""
 
     name: str
+
+    def receiver(self) -> WeightReceiver | None:
+        """Its end of a weight transfer; None if it can take weights from folders only."""
+        ...
 
     async def start(self) -> None:
         """Become ready to generate; may take a minute."""
@@ -79,6 +137,10 @@ class RolloutEngine(Protocol):
 
         The order is: update, finish, reset the prefix cache, accept requests.
         """
+
+    async def weight_version(self) -> int | None:
+        """What the engine itself reports that it serves; None in an update that is not finished, or broke off."""
+        ...
 
     async def capacity(self) -> EngineCapacity: ...
 

@@ -8,21 +8,26 @@
   queue; one spoiled more than ``retries`` times is left out with its reason, never scored.
 * An engine that fails and then does not answer a question about itself either is dead: its rollouts are
   taken away at once, it is restarted in the background and serves again only with the present weights.
+* Which weights an engine has is what it reports, asked after every push. A broadcast may leave some without
+  them: those that have the old ones get the new ones from a folder, those that are neither are restarted.
+* The present weights' folder is asked for the moment an engine is lost, not when it is back: whoever writes
+  it does so in the order of asking, and has other weights later.
 * With every engine dead and not to be restarted, whoever waits gets ``EngineUnavailable``.
 
-Leaves out what one rollout does (``agent.py``) and how many fit (``scheduler.py``).
+Leaves out what one rollout does (``agent.py``), how many fit (``scheduler.py``) and how weights travel
+(``engine.weights``).
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from engine.rollout.base import EngineUnavailable, RolloutEngine
+from engine.rollout.base import EngineUnavailable, RolloutEngine, Weights
 from engine.rollout.scheduler import AdmissionPolicy, KvCap, Reservation
 from sandbox.contract import SandboxUnavailable
 
@@ -37,6 +42,9 @@ PROBE_S = 10.0
 
 GRACE_S = 10.0
 """Seconds beyond the start time-out after which a restart is given up."""
+
+Send = Callable[[Sequence[RolloutEngine]], Awaitable[Collection[str]]]
+"""Gives new weights to engines and returns the names of those that took them; of the others nothing is known."""
 
 _SPOILED = (EngineUnavailable, SandboxUnavailable)
 
@@ -97,7 +105,7 @@ class EnginePool:
         self._start_timeout_s = start_timeout_s
         self._members = {engine.name: _Member(engine) for engine in engines}
         self._queue: deque[_Job[Any, Any]] = deque()
-        self._weights: tuple[Path, int] | None = None
+        self._weights: Weights | None = None
         self._settled = asyncio.Event()
 
     async def start(self) -> None:
@@ -135,17 +143,60 @@ class EnginePool:
             await self._withdraw(jobs)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Let every engine serve the weights of ``folder``; one that is down gets them before it does.
+        """Let every engine serve the weights of ``folder``, which must stay until the next weights.
 
-        ``folder`` must stay until the next call. Raises ``EngineUnavailable`` when no engine is left.
+        As ``serve``; engines that serve ``version`` already are left alone.
         """
-        self._weights = (folder, version)
-        serving = [member for member in self._members.values() if member.serving]
-        await asyncio.gather(*(self._push_or_lose(member) for member in serving))
-        while not any(member.serving for member in self._members.values()):
+
+        async def there() -> Path:
+            return folder
+
+        await self.serve(Weights(version, there))
+
+    async def serve(self, weights: Weights, send: Send | None = None) -> None:
+        """Let every engine serve ``weights``, by ``send`` or from a folder; one that is down gets them before it does.
+
+        Raises ``EngineUnavailable`` when no engine is left, and what the writing of the folder raises.
+        """
+        self._weights = weights
+        if send is not None:
+            await self._send(weights, send)
+        await asyncio.gather(*(self._push_or_lose(member) for member in self._serving()))
+        if any(member.care for member in self._members.values()):
+            await weights.folder()
+        while not self._serving():
             self._raise_if_all_lost()
             self._settled.clear()
             await self._settled.wait()
+
+    def _serving(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.serving]
+
+    async def _send(self, weights: Weights, send: Send) -> None:
+        """Broadcast to the engines that live, then ask each what came of it."""
+        await asyncio.gather(*(self._report(member) for member in self._serving()))
+        members = self._serving()
+        async with AsyncExitStack() as pushes:
+            for member in members:
+                await pushes.enter_async_context(member.push)
+            took = await send([member.engine for member in members])
+            reports = await asyncio.gather(*(self._report(member) for member in members))
+        for member, report in zip(members, reports, strict=True):
+            if member.engine.name in took and report == weights.version:
+                member.version = weights.version
+
+    async def _report(self, member: _Member) -> int | None:
+        """The version that an engine reports; one that has none is lost."""
+        if not member.serving:
+            return None
+        try:
+            version = await member.engine.weight_version()
+        except EngineUnavailable as error:
+            self._lose(member, str(error))
+            return None
+        if version is None:
+            self._lose(member, "an update of its weights broke off")
+        return version
 
     async def metrics(self) -> dict[str, dict[str, float]]:
         """Load figures of every engine that serves, by name; one that fails to answer is left out."""
@@ -240,10 +291,12 @@ class EnginePool:
     async def _push(self, member: _Member) -> None:
         """Bring one engine to the present weights, also when they change meanwhile."""
         async with member.push:
-            while self._weights is not None and member.version != self._weights[1]:
-                folder, version = self._weights
-                await member.engine.load_weights(folder, version)
-                member.version = version
+            while (weights := self._weights) is not None and member.version != weights.version:
+                await member.engine.load_weights(await weights.folder(), weights.version)
+                reported = await member.engine.weight_version()
+                if reported != weights.version:
+                    raise EngineUnavailable(f"{member.engine.name} serves {reported} after loading {weights.version}")
+                member.version = weights.version
 
     async def _push_or_lose(self, member: _Member) -> None:
         try:
@@ -266,6 +319,8 @@ class EnginePool:
             return
         _log.warning("engine %s is lost: %s", member.engine.name, fault)
         self._take_down(member, fault)
+        if self._weights is not None:
+            self._weights.want_folder()
         member.care = asyncio.ensure_future(self._revive(member))
 
     def _take_down(self, member: _Member, fault: str) -> None:
@@ -279,7 +334,7 @@ class EnginePool:
         try:
             async with asyncio.timeout(self._start_timeout_s + GRACE_S):
                 await self._restart(member)
-        except (EngineUnavailable, TimeoutError) as error:
+        except Exception as error:  # whatever it is (an export that failed, too) is told to whoever needs the engine
             member.fault = f"engine {member.engine.name} could not be restarted: {str(error) or 'timed out'}"
             _log.error("%s", member.fault)
             await member.engine.close()

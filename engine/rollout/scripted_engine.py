@@ -7,7 +7,7 @@ neither the order of requests nor the engine that serves one changes what is sam
 depend on the weights alone.
 
 Every token has log-probability ``LOGPROB``. Leaves out anything a real engine does with time, unless
-``pace`` does it.
+``pace`` does it, and process groups: it has no process of its own, so weights come from folders.
 """
 
 import asyncio
@@ -17,7 +17,14 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest, Generation
+from engine.rollout.base import (
+    EngineCapacity,
+    EngineUnavailable,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    WeightReceiver,
+)
 from engine.rollout.vllm_engine import check_fits
 
 LOGPROB = -math.log(4)
@@ -100,19 +107,23 @@ class ScriptedEngine:
             key += [self._version, request.temperature, request.replica]
         return random.Random(repr(key))
 
+    def receiver(self) -> WeightReceiver | None:
+        return None
+
     async def load_weights(self, folder: Path, version: int) -> None:
         """As the real one: requests under way end first, others wait and get the new weights."""
         self._accepting.clear()
         await self._alive(self._idle.wait())
-        files = await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors")))
-        if not files:
+        digest = await asyncio.to_thread(_digest, folder)
+        if digest is None:
             self.die()
             raise EngineUnavailable(f"engine {self.name}: no weights in {folder}")
-        digest = hashlib.sha256()
-        for file in files:
-            digest.update(await asyncio.to_thread(file.read_bytes))
-        self._weights, self._version = digest.hexdigest(), version
+        self._weights, self._version = digest, version
         self._accepting.set()
+
+    async def weight_version(self) -> int | None:
+        await self._alive(asyncio.sleep(0))
+        return self._version if self._accepting.is_set() else None
 
     async def capacity(self) -> EngineCapacity:
         await self._alive(asyncio.sleep(0))
@@ -146,3 +157,15 @@ def _cut(policy: list[int], request: GenerateRequest) -> list[int]:
     stops = [place for place, token in enumerate(policy) if token in request.stop_token_ids]
     ended = policy[: stops[0] + 1] if stops else [*policy, *request.stop_token_ids[:1]]
     return ended[: request.max_tokens]
+
+
+def _digest(folder: Path) -> str | None:
+    """SHA-256 over the folder's weights; None if there are none, or none any more."""
+    digest = hashlib.sha256()
+    try:
+        contents = [file.read_bytes() for file in sorted(folder.glob("*.safetensors"))]
+    except FileNotFoundError:
+        return None
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest() if contents else None

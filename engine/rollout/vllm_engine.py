@@ -10,9 +10,11 @@ why:
   CPU that kills vLLM.
 * TORCHDYNAMO_DISABLE on CPU: vLLM compiles its log-probability ranking even with ``--enforce-eager``, which
   makes the first request take 15 s (measured: 0.5 s without, at the same throughput later).
-* New weights: pause (running turns end first), reload, set the version, reset the prefix cache, resume. A
-  reload that fails kills vLLM's worker, so the engine must be restarted after any error here; the pool does
-  that.
+* New weights: pause (running turns end first), mark the version as unfinished, update from a folder or a
+  process group, set the version, reset the prefix cache, resume. Whatever fails in between leaves the mark,
+  and with it an engine whose answers are refused; a failed update also may kill vLLM's worker. The pool
+  restarts such an engine.
+* PYTHONPATH: workers import ``engine.weights.vllm_transfer`` by its name, from wherever this engine was.
 * A connection for each request: a kept one that the server closes in that moment looks like a dead server.
 
 Leaves out restarting (``pool.py``) and tensor parallelism over devices.
@@ -28,12 +30,22 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 
-from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest, Generation
+import engine
+from engine.learner.base import TransferGroup, WeightSpec
+from engine.rollout.base import (
+    EngineCapacity,
+    EngineUnavailable,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    WeightReceiver,
+)
 from engine.rollout.guarded import GuardedProcess
 
 SOCKET_PATH_BYTES = 107
@@ -47,6 +59,12 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
 }
+
+IMPORTABLE = Path(engine.__file__).parents[1]
+"""The folder that holds our packages."""
+
+UNFINISHED = "unfinished"
+"""The weight version that a server reports in an update, and after one that broke off."""
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
 _QUICK_S = 10.0
@@ -65,7 +83,12 @@ _METRICS = {
 
 
 class VllmEngine:
-    """One vLLM server. ``runtime_folder`` gets its log; its sockets lie in a private folder."""
+    """One vLLM server. ``runtime_folder`` gets its log; its sockets lie in a private folder.
+
+    It is its own ``WeightReceiver``.
+    """
+
+    ranks = 1
 
     def __init__(
         self,
@@ -92,6 +115,7 @@ class VllmEngine:
         self._dtype = dtype
         self._seed = seed
         self._starts = 0
+        self._group: TransferGroup | None = None
         self._private = private_folder(f"{self.log_file}")
         self._socket = self._private / "api.sock"
         self._process: GuardedProcess | None = None
@@ -107,7 +131,14 @@ class VllmEngine:
             *("--max-model-len", str(self._max_model_tokens), "--max-num-seqs", str(self._max_running)),
             *("--kv-cache-memory-bytes", str(self._kv_cache_mb << 20)),
             *("--logprobs-mode", "processed_logprobs", "--uds", str(self._socket), "--enable-scale-out"),
+            *("--worker-extension-cls", "engine.weights.vllm_transfer.WorkerExtension"),
+            *("--weight-transfer-config", '{"backend": "starloom"}'),
         ]
+
+    def _environment(self) -> dict[str, str]:
+        private = str(self._private)
+        path = os.pathsep.join(filter(None, [str(IMPORTABLE), os.environ.get("PYTHONPATH")]))
+        return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "TMPDIR": private, "VLLM_RPC_BASE_PATH": private}
 
     async def start(self) -> None:
         """Be healthy and warm, serving the model folder's weights as version 0."""
@@ -115,10 +146,9 @@ class VllmEngine:
         self._starts += 1
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         make_private(self._private)
-        folder = str(self._private)
         self._process = GuardedProcess(
             self.command(),
-            environment={**os.environ, **ENVIRONMENT, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder},
+            environment=self._environment(),
             log_file=self.log_file,
             scratch=self._private,
         )
@@ -128,7 +158,7 @@ class VllmEngine:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._until_healthy(self._process)
-                await self._set_version(0)
+                await self._set_version("0")
                 await self.generate(GenerateRequest([0], max_tokens=1, temperature=0, stop_token_ids=()))
         except TimeoutError:
             words = f"not ready after {self._start_timeout_s:g} s: {self._process.last_words()}"
@@ -154,6 +184,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the server and everything that it started. May be called twice."""
+        self._group = None
         session, self._session = self._session, None
         process, self._process = self._process, None
         if session:
@@ -183,9 +214,60 @@ class VllmEngine:
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Running turns end with the old weights; requests that come meanwhile wait and get the new ones."""
-        await self._ask("POST", "/pause?mode=wait")
+        await self._hold()
         await self._ask("POST", "/collective_rpc", json=_reload(folder))
-        await self._set_version(version)
+        await self._serve(version)
+
+    async def weight_version(self) -> int | None:
+        answer = await self._ask("GET", "/weight_info", timeout_s=_QUICK_S)
+        try:
+            version = str(json.loads(answer)["weight_version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._failure(f"says nothing usable of its weights ({error!r})") from error
+        return int(version) if version.isdecimal() else None
+
+    # --- weights from a process group ---
+
+    def receiver(self) -> WeightReceiver:
+        return self
+
+    @property
+    def group(self) -> TransferGroup | None:
+        return self._group
+
+    async def join(self, group: TransferGroup, first_rank: int) -> None:
+        """In place of a group that it joined before."""
+        self._group = None
+        await self._ask(
+            "POST", "/init_weight_transfer_engine", json={"init_info": {**asdict(group), "first_rank": first_rank}}
+        )
+        self._group = group
+
+    async def begin_update(self) -> None:
+        """After it the workers hold no complete weights until ``finish_update``."""
+        await self._hold()
+        await self._ask("POST", "/start_weight_update")
+
+    async def receive(self, specs: Sequence[WeightSpec]) -> None:
+        update = {
+            "names": [spec.name for spec in specs],
+            "dtypes": [spec.dtype for spec in specs],
+            "shapes": [list(spec.shape) for spec in specs],
+        }
+        await self._ask("POST", "/update_weights", json={"update_info": update})
+
+    async def finish_update(self, version: int) -> None:
+        await self._ask("POST", "/finish_weight_update")
+        await self._serve(version)
+
+    async def _hold(self) -> None:
+        """Let running turns end, hold later ones back, and say that what is here is no version."""
+        await self._ask("POST", "/pause?mode=wait")
+        await self._set_version(UNFINISHED)
+
+    async def _serve(self, version: int) -> None:
+        """Let the requests that wait go on, with nothing left of the weights before."""
+        await self._set_version(str(version))
         await self._ask("POST", "/reset_prefix_cache")
         await self._ask("POST", "/resume")
 
@@ -202,8 +284,8 @@ class VllmEngine:
         _, values = _read_metrics(await self._ask("GET", "/metrics", timeout_s=_QUICK_S))
         return {name: values[theirs] for name, theirs in _METRICS.items() if theirs in values}
 
-    async def _set_version(self, version: int) -> None:
-        await self._ask("POST", "/update_weight_version", json={"new_version": str(version)})
+    async def _set_version(self, version: str) -> None:
+        await self._ask("POST", "/update_weight_version", json={"new_version": version})
 
     async def _ask(self, method: str, path: str, *, json: Any = None, timeout_s: float | None = None) -> str:
         """Text of a 200 answer; everything else is ``EngineUnavailable``."""

@@ -38,7 +38,8 @@ class LearnerThread:
 
 @dataclass(slots=True)
 class StageContext:
-    """The parts of a run. ``policy`` and ``version`` move on as stages finish; ``version`` counts updates."""
+    """The parts of a run. ``policy`` moves on as stages finish; ``version`` counts the steps that changed the weights,
+    so equal versions are equal weights."""
 
     recipe: Recipe
     folder: RunFolder
@@ -82,7 +83,7 @@ class StageContext:
         )
         self.log.append(load)
         for engine, metrics in (await self.rollouts.metrics()).items():
-            self.log.append(EngineLoad(engine=engine, metrics=metrics))
+            self.log.append(EngineLoad(stage=stage, step=step, engine=engine, metrics=metrics))
 
     async def close_learner(self, learner: Learner) -> None:
         await self.learner_thread(learner.close)

@@ -15,6 +15,11 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
+def percentile(values: Sequence[int], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    return float(sorted(values)[max(0, math.ceil(share * len(values)) - 1)]) if values else math.nan
+
+
 def is_right(trajectory: Trajectory) -> bool:
     return (trajectory.reward or 0.0) > 0
 
@@ -45,6 +50,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "tool_error_rate_right": tool_error_rate(right),
         "tool_calls": mean(len(t.calls) for t in trajectories),
         "response_tokens": mean(len(t.ids) for t in trajectories),
+        "response_tokens_p95": percentile([len(t.ids) for t in trajectories], 0.95),
         "truncated_share": mean(t.stop_reason in (StopReason.length, StopReason.max_turns) for t in trajectories),
         "answered_share": mean(t.stop_reason is StopReason.answered for t in trajectories),
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.contract.events import (
     Event,
+    LogLine,
     RunFailed,
     RunFinished,
     RunHeartbeat,
@@ -24,6 +25,7 @@ from engine.contract.events import (
     StageStarted,
 )
 from engine.contract.job import AnyStage, EvalStage, Recipe, RlStage, SftStage
+from engine.contract.provenance import differences, provenance_of
 from engine.data.render import Renderer
 from engine.models.folder import ensure_model
 from engine.rollout.patience import PatientExecutor, patiently
@@ -145,6 +147,7 @@ async def _beat(log: EventLog) -> None:
 
 async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: str | None) -> None:
     """Every stage that is not finished yet, in order; commands take hold before each of them."""
+    await asyncio.to_thread(warn_of_differences, folder, log)
     done = {e.body.stage for e in read_events(folder) if isinstance(e.body, StageFinished)}
     async with open_context(folder, log, inbox, sandbox) as context:
         for stage in folder.job.recipe.stages:
@@ -153,6 +156,14 @@ async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: st
                 await run_stage(context, stage)
             else:
                 take_up(context, stage)
+
+
+def warn_of_differences(folder: RunFolder, log: EventLog) -> None:
+    """Say what is no longer as it was when the run was made: code, packages, data. It goes on all the same."""
+    made = folder.job.provenance
+    if log.attempt > 1 and made is not None:
+        for line in differences(made, provenance_of(folder.job.recipe)):
+            log.append(LogLine(level="warning", message=f"not as when the run was made: {line}"))
 
 
 def take_up(context: StageContext, stage: AnyStage) -> None:
@@ -164,21 +175,33 @@ def take_up(context: StageContext, stage: AnyStage) -> None:
 
 async def run_stage(context: StageContext, stage: AnyStage) -> None:
     """One stage, its beginning and end told."""
-    steps = planned_steps(stage)
     if isinstance(stage, EvalStage):
-        context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=steps, first_step=1))
+        context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=stage.count, first_step=1))
         await context.inbox.unless_stopped(run_eval(context, stage))
     else:
-        progress = StageProgress(context, stage.name, steps)
+        await run_trained(context, stage)
         take_up(context, stage)
-        first = progress.next_step
-        context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=steps, first_step=first))
-        progress.recover()
-        if first <= steps:
+    context.log.append(StageFinished(stage=stage.name, steps=planned_steps(stage)))
+
+
+async def run_trained(context: StageContext, stage: SftStage | RlStage) -> None:
+    """A stage that changes the weights, from its last checkpoint if it has one.
+
+    The checkpoint's model does not become the context's policy before the stage is over: the learner and the reference
+    of its KL term start where the stage started, and the learner's checkpoint brings it to where it was.
+    """
+    progress = StageProgress(context, stage)
+    if progress.checkpoint is not None:
+        context.version = progress.checkpoint.version
+    first = progress.next_step
+    context.log.append(StageStarted(stage=stage.name, kind=stage.kind, steps=stage.steps, first_step=first))
+    progress.recover()
+    try:
+        if first <= stage.steps:
             await train(context, stage, progress)
-        take_up(context, stage)
-        commit.prune(context.folder, stage.name, keep=1)
-    context.log.append(StageFinished(stage=stage.name, steps=steps))
+        await progress.final()
+    finally:
+        await progress.close()
 
 
 async def train(context: StageContext, stage: SftStage | RlStage, progress: StageProgress) -> None:
@@ -211,7 +234,7 @@ async def open_context(
         stack.callback(thread.close)
         executor = await stack.enter_async_context(open_executor(recipe, sandbox))
         renderer = Renderer(folder.model / "tokenizer.json")
-        rollouts = Rollouts(recipe, folder, executor, renderer)
+        rollouts = Rollouts(recipe, folder, executor, renderer, learner_thread=thread)
         await stack.enter_async_context(rollouts)
         yield StageContext(
             recipe=recipe,

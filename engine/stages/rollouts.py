@@ -27,6 +27,8 @@ from engine.rollout.toolcalls import PYTHON_TOOL
 from engine.rollout.vllm_engine import VllmEngine
 from engine.sink.run_folder import RunFolder
 from engine.stages.randomness import stream
+from engine.weights.base import LearnerThread, WeightLink
+from engine.weights.broadcast_link import BroadcastLink
 from engine.weights.file_link import FileLink
 from sandbox.contract import Executor
 
@@ -50,7 +52,15 @@ class Ask:
 class Rollouts:
     """The rollout engines of a run, used as an async context manager."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, executor: Executor, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        executor: Executor,
+        renderer: Renderer,
+        *,
+        learner_thread: LearnerThread,
+    ) -> None:
         self._recipe = recipe
         self._executor = executor
         self._renderer = renderer
@@ -61,7 +71,7 @@ class Rollouts:
             retries=resources.retries,
             start_timeout_s=resources.start_timeout_s,
         )
-        self._link = FileLink(self._pool, model_folder=folder.model, fallback=folder.path)
+        self._link = make_link(recipe, folder, self._pool, learner_thread)
         self._starting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -129,12 +139,19 @@ class Rollouts:
         return min(longest + stage.max_response_tokens, self._recipe.model.context_tokens)
 
     async def publish(self, learner: Learner, version: int) -> None:
-        """Every engine serves the learner's weights as ``version`` when this returns."""
+        """Every engine serves the learner's weights as ``version`` when this returns.
+
+        An engine that is restarted before the next weights may have the learner export these once more. So before the
+        learner is closed, say by ``load_weights`` where they are from then on.
+        """
         await self.ready()
-        await self._link.publish(learner.export, version)
+        await self._link.publish(learner, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Every engine serves the weights of a model folder as ``version`` when this returns."""
+        """Every engine serves the weights of a model folder as ``version`` when this returns.
+
+        One that has this version already is left as it is; restarted, it reads the folder.
+        """
         await (await self.ready()).load_weights(folder, version)
 
     async def metrics(self) -> dict[str, dict[str, float]]:
@@ -175,6 +192,14 @@ def task_of(ask: Ask, temperature: float) -> RolloutTask:
     )
 
 
+def make_link(recipe: Recipe, folder: RunFolder, pool: EnginePool, learner_thread: LearnerThread) -> WeightLink:
+    """The way that the recipe names for new weights."""
+    files = FileLink(pool, learner_thread=learner_thread, model_folder=folder.model, fallback=folder.path)
+    if recipe.rollout.weights == "file":
+        return files
+    return BroadcastLink(pool, files, learner_thread=learner_thread)
+
+
 def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: int) -> RolloutEngine:
     """Engine ``number`` of the run, not started yet. Each attempt draws other samples than the one before."""
     resources = recipe.rollout
@@ -188,5 +213,6 @@ def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: i
         max_model_tokens=recipe.model.context_tokens,
         max_running=resources.max_running,
         start_timeout_s=resources.start_timeout_s,
+        dtype="bfloat16" if resources.precision == "bf16" else "float32",
         seed=stream(recipe.seed, "engine", *folder.attempts()).getrandbits(31),
     )

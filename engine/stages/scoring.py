@@ -4,7 +4,7 @@ Pure too: trajectories in, trajectories with more fields filled in out. The rule
 ``engine.downsample`` and ``engine.objective.advantage``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ import torch
 from engine.contract.events import GroupFinished
 from engine.contract.job import RlStage
 from engine.contract.trajectory import RewardStatus, StopReason, Trajectory
-from engine.downsample import DOWNSAMPLERS, Candidate, Downsampler, Selection, keep_count
+from engine.downsample.base import Candidate, Outcome, Selection
+from engine.downsample.record import GroupRecord
 from engine.objective.advantage import group_advantages
 from engine.reward import Reward, count_answer_tags
 from engine.stages.metrics import is_right
@@ -33,16 +34,11 @@ def scored(trajectory: Trajectory, reward: Reward) -> Trajectory:
     )
 
 
-def make_downsampler(stage: RlStage) -> Downsampler:
-    options = stage.downsampling.model_dump(exclude={"kind"})
-    return DOWNSAMPLERS[stage.downsampling.kind](**options)
-
-
-def candidate(index: int, trajectory: Trajectory) -> Candidate:
+def candidate(trajectory: Trajectory) -> Candidate:
     """What down-sampling may know of a rollout; tags are counted in sampled text only."""
     opens, closes = count_answer_tags(trajectory.sampled_text)
     return Candidate(
-        index=index,
+        index=trajectory.replica,
         reward=trajectory.reward or 0.0,
         calls=len(trajectory.calls),
         errors=trajectory.tool_errors,
@@ -55,11 +51,19 @@ def candidate(index: int, trajectory: Trajectory) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All rollouts of one problem in one step, after selection. ``left_out``: spoiled by our own failures."""
+    """All rollouts of one problem in one step, after selection; ``record`` is how they were selected."""
 
     trajectories: tuple[Trajectory, ...]
-    left_out: int
-    outcome: str
+    record: GroupRecord
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.record.selection.outcome
+
+    @property
+    def kept(self) -> list[Trajectory]:
+        """The rollouts that are learned from; none in a rejected group."""
+        return [trajectory for trajectory in self.trajectories if trajectory.kept]
 
     def event(self) -> GroupFinished:
         first = self.trajectories[0]
@@ -69,23 +73,34 @@ class Group:
             group=first.group,
             problem_id=first.problem_id,
             rollouts=len(self.trajectories),
-            left_out=self.left_out,
+            left_out=self.record.planned - len(self.trajectories),  # spoiled by our own failures
             right=sum(map(is_right, self.trajectories)),
-            kept=sum(t.kept for t in self.trajectories),
+            kept=len(self.kept),
             outcome=self.outcome,
             tool_calls=sum(len(t.calls) for t in self.trajectories),
             tool_errors=sum(t.tool_errors for t in self.trajectories),
         )
 
 
-def select_group(trajectories: Sequence[Trajectory], stage: RlStage, downsampler: Downsampler) -> Group:
+def select_group(trajectories: Sequence[Trajectory], stage: RlStage) -> Group:
     """Keep some of a group's scored rollouts; the kept get their advantages after the selection, as in the paper."""
-    left_out = stage.rollouts_per_problem - len(trajectories)
-    keep = keep_count(stage.rollouts_per_problem, stage.keep_per_problem, len(trajectories))
-    selection = downsampler.select([candidate(i, t) for i, t in enumerate(trajectories)], keep)
-    advantages = _advantages(trajectories, selection, stage)
-    decided = [
-        t.model_copy(
+    ordered = sorted(trajectories, key=lambda t: t.replica)
+    record = GroupRecord.decide(
+        group=ordered[0].group,
+        problem_id=ordered[0].problem_id,
+        kind=stage.downsampling.kind,
+        options=stage.downsampling.model_dump(exclude={"kind"}),
+        planned=stage.rollouts_per_problem,
+        keep=stage.keep_per_problem,
+        candidates=[candidate(trajectory) for trajectory in ordered],
+    )
+    return Group(tuple(_decided(ordered, record.selection, stage)), record)
+
+
+def _decided(ordered: Sequence[Trajectory], selection: Selection, stage: RlStage) -> Iterator[Trajectory]:
+    advantages = _advantages(ordered, selection, stage)
+    for trajectory, decision in zip(ordered, selection.decisions, strict=True):
+        yield trajectory.model_copy(
             update={
                 "penalty": decision.p_total,
                 "kept": decision.kept,
@@ -93,14 +108,25 @@ def select_group(trajectories: Sequence[Trajectory], stage: RlStage, downsampler
                 "advantage": advantages.get(decision.index),
             }
         )
-        for t, decision in zip(trajectories, selection.decisions, strict=True)
-    ]
-    return Group(tuple(decided), left_out, selection.outcome)
 
 
-def _advantages(scored_ones: Sequence[Trajectory], selection: Selection, stage: RlStage) -> dict[int, float]:
+def _advantages(ordered: Sequence[Trajectory], selection: Selection, stage: RlStage) -> dict[int, float]:
     if not selection.kept:
         return {}
-    rewards = torch.tensor([scored_ones[i].reward for i in selection.kept], dtype=torch.float64)
-    values = group_advantages(rewards, norm=stage.advantage_norm).tolist()
-    return dict(zip(selection.kept, values, strict=True))
+    rewards = {
+        decision.index: advantage_reward(trajectory, decision.p_total, stage)
+        for trajectory, decision in zip(ordered, selection.decisions, strict=True)
+    }
+    reward_N = torch.tensor([rewards[index] for index in selection.kept], dtype=torch.float64)
+    advantage_N = group_advantages(reward_N, norm=stage.advantage_norm, ddof=stage.advantage_ddof)
+    return dict(zip(selection.kept, advantage_N.tolist(), strict=True))
+
+
+def advantage_reward(trajectory: Trajectory, p_total: float, stage: RlStage) -> float:
+    """The reward that advantages are taken of.
+
+    It is the recorded one, but in the ablation arm that penalises bad calls in the reward, as RoC avoids to: there a
+    right rollout's loses ``penalty_in_reward`` x p_total. Right or wrong, and what is recorded, stay as they are.
+    """
+    reward = trajectory.reward or 0.0
+    return reward - stage.penalty_in_reward * p_total if is_right(trajectory) else reward

@@ -19,31 +19,36 @@ from engine.data.arithmetic import make_problems
 from engine.data.render import Message
 from engine.data.sft_trajectories import perform, write_script
 from engine.learner.base import Learner, Sample
-from engine.learner.deepspeed_learner import DeepSpeedLearner
+from engine.learner.opening import open_sft_learner
+from engine.learner.schedule import rate_factor
 from engine.sink.disk import replace_file
-from engine.stages.commit import Checkpoint
+from engine.stages.carryover import CarryOver
 from engine.stages.context import StageContext
 from engine.stages.progress import StageProgress
 from engine.stages.randomness import stream
+from engine.stages.skips import DoneUpdate, watch_skips
 
 Conversation = tuple[str, list[Message]]
 CONVERSATIONS_AT_ONCE = 256
 
 
-async def run_sft(context: StageContext, stage: SftStage, progress: StageProgress) -> Checkpoint:
-    """Train from the context's policy, or go on from the last checkpoint. Returns the final checkpoint."""
+async def run_sft(context: StageContext, stage: SftStage, progress: StageProgress) -> None:
+    """Train from the context's policy, or go on from the last checkpoint, to the stage's last step."""
     context.phase(stage.name, progress.next_step, Phase.preparing)
     data = await context.inbox.unless_stopped(conversations(context, stage))
     rows = encode(context, stage, data)
     normaliser = stage.batch_size * mean_trained(rows)
+    resources = context.recipe.learner
     learner = await progress.open_learner(
-        lambda: DeepSpeedLearner.for_sft(context.policy, stage, context.recipe.learner)
+        lambda: open_sft_learner(context.policy, stage, resources, logs=context.folder.logs)
     )
     try:
+        context.phase(stage.name, progress.next_step, Phase.update)
+        carried = CarryOver.of(progress.pending)
         for step in range(progress.next_step, stage.steps + 1):
             batch = draw_batch(rows, stage, context.recipe.seed, step)
-            await sft_step(context, stage, progress, learner, batch, step, normaliser)
-        return progress.final()
+            finished = await sft_step(context, stage, learner, batch, step, normaliser, carried)
+            await progress.finish_step(learner, finished, version=context.version, pending=carried.as_dict())
     finally:
         await context.close_learner(learner)
 
@@ -51,36 +56,30 @@ async def run_sft(context: StageContext, stage: SftStage, progress: StageProgres
 async def sft_step(
     context: StageContext,
     stage: SftStage,
-    progress: StageProgress,
     learner: Learner,
     batch: Sequence[Sample],
     step: int,
     normaliser: float,
-) -> None:
+    carried: CarryOver,
+) -> StepFinished:
+    """One update, after which the policy is another version; the event that tells it."""
     began = time.monotonic()
-    scale = schedule(stage, step)
-    if step == progress.next_step:
-        context.phase(stage.name, step, Phase.update)
+    scale = rate_factor(stage, step)
     result = await context.learner_thread(lambda: learner.sft_update(batch, lr_scale=scale, normaliser=normaliser))
     seconds = time.monotonic() - began
+    update = DoneUpdate(batch, result.metrics)
+    context.version += not update.skipped
+    await watch_skips(context, stage, step, carried, [update])
     tokens = sum(len(sample.ids) for sample in batch)
     # The curve shows the mean over the batch's own tokens; the objective's constant normaliser would favour length.
     told = {"loss": result.metrics["nll"], "objective": result.metrics["loss"], "tokens_per_s": tokens / seconds}
     metrics = {**result.metrics, **told}
-    finished = StepFinished(stage=stage.name, step=step, metrics=metrics, seconds={"update": seconds})
-    await progress.finish_step(learner, finished, version=context.version, every=stage.checkpoint_every)
+    return StepFinished(stage=stage.name, step=step, metrics=metrics, seconds={"update": seconds})
 
 
 def mean_trained(rows: Sequence[Sample]) -> float:
     """Mean number of trained tokens in a trajectory."""
     return sum(sum(row.trained) for row in rows) / len(rows)
-
-
-def schedule(stage: SftStage, step: int) -> float:
-    """Learning-rate factor: linear warm-up, constant, linear decay over the last share. Steps count from 1."""
-    warm = min(1.0, step / stage.warmup_steps) if stage.warmup_steps else 1.0
-    tail = stage.decay_share * stage.steps
-    return warm * (min(1.0, (stage.steps - step + 1) / tail) if tail else 1.0)
 
 
 def draw_batch(rows: Sequence[Sample], stage: SftStage, seed: int, step: int) -> list[Sample]:

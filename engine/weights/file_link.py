@@ -1,9 +1,6 @@
 """Weights through a file in memory: the learner writes safetensors, every engine on this machine reads it.
 
-The trap that this guards against: on CPU vLLM keeps a prepacked copy of the output layer, and a push that
-does not name ``lm_head.weight`` (what ``save_pretrained`` writes for tied embeddings) leaves the old one in
-place without an error; the run then trains on samples of a policy that is half a step old. Such a file is
-refused before any engine sees it.
+A file without the output layer is refused before any engine sees it (``base.refuse_without_head`` says why).
 
 A memory file system that is too small (a container's /dev/shm often has 64 MiB) is not used; the run's
 folder is then. Leaves out other hosts: they need a shared folder as ``fallback``, or another link.
@@ -16,13 +13,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from engine.weights.base import Export, IncompleteWeights, TakesWeights
+from engine.learner.base import Learner
+from engine.weights.base import IncompleteWeights, LearnerThread, TakesWeights, refuse_without_head
 
 MEMORY = Path("/dev/shm")
-HEAD = "lm_head.weight"
 
 _PREFIX = f"starloom-weights-{os.getuid()}-"
 _COPIES = 2  # the new weights are written while the old ones may still be read
@@ -34,8 +31,17 @@ _LONGEST_HEADER = 100 << 20
 class FileLink:
     """A ``WeightLink`` through a folder of its own, removed by ``close`` or by the next link."""
 
-    def __init__(self, engines: TakesWeights, *, model_folder: Path, fallback: Path, memory: Path = MEMORY) -> None:
+    def __init__(
+        self,
+        engines: TakesWeights,
+        *,
+        learner_thread: LearnerThread,
+        model_folder: Path,
+        fallback: Path,
+        memory: Path = MEMORY,
+    ) -> None:
         self._engines = engines
+        self._learner_thread = learner_thread
         size = sum(file.stat().st_size for file in model_folder.glob("*.safetensors"))
         parent = memory if _has_room(memory, size * _HEAD_ROOM * _COPIES) else fallback
         _sweep(parent)
@@ -43,18 +49,28 @@ class FileLink:
         self._lock = os.open(self.folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # says to other links that we live
         self._number = 0
-        self._published: Path | None = None
+        self._written: dict[Path, int] = {}
         self._closed = False
 
-    async def publish(self, export: Export, version: int) -> None:
-        """As in ``WeightLink``. Raises ``IncompleteWeights``, or what the export or the engines raise."""
+    async def publish(self, learner: Learner, version: int) -> None:
+        """As in ``WeightLink``. Also raises ``OSError`` when the file cannot be written."""
+        folder = await self.write(learner, version)
+        await self._engines.load_weights(folder, version)
+        await self.keep(version)
+
+    async def write(self, learner: Learner, version: int) -> Path:
+        """A new folder with the learner's weights, complete; it stays until ``keep`` of another version."""
         self._number += 1
         folder = self.folder / f"{self._number}-v{version}"
-        await asyncio.to_thread(_write, export, folder)
-        await self._engines.load_weights(folder, version)
-        old, self._published = self._published, folder
-        if old is not None:
-            await asyncio.to_thread(shutil.rmtree, old)
+        await self._learner_thread(lambda: _write(learner.export, folder))
+        self._written[folder] = version
+        return folder
+
+    async def keep(self, version: int) -> None:
+        """Remove the folders of other versions."""
+        for folder in [folder for folder, written in self._written.items() if written != version]:
+            del self._written[folder]
+            await asyncio.to_thread(shutil.rmtree, folder)
 
     async def close(self) -> None:
         if not self._closed:
@@ -64,22 +80,13 @@ class FileLink:
             os.close(self._lock)
 
 
-def _write(export: Export, folder: Path) -> None:
+def _write(export: Callable[[Path], None], folder: Path) -> None:
     folder.mkdir()
     export(folder)
-    refuse_without_head(folder)
-
-
-def refuse_without_head(folder: Path) -> None:
-    """Raise ``IncompleteWeights`` unless the folder's safetensors name the output layer."""
     names = [name for file in sorted(folder.glob("*.safetensors")) for name in tensor_names(file)]
     if not names:
         raise IncompleteWeights(f"the export wrote no *.safetensors into {folder}")
-    if not any(name == HEAD or name.endswith(f".{HEAD}") for name in names):
-        raise IncompleteWeights(
-            f"the export wrote {len(names)} tensors without {HEAD}: an engine would keep its old head."
-            " With tied embeddings write the tied tensor under both names"
-        )
+    refuse_without_head(names, "the export wrote")
 
 
 def tensor_names(file: Path) -> Sequence[str]:

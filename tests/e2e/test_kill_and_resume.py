@@ -1,19 +1,27 @@
-"""Killed (-9) from outside in every phase and resumed, a run ends with every step once and leaves no process.
+"""Killed (-9) from outside in every phase and resumed, a run ends as if nothing had happened, and leaves no process.
 
-With the scripted engine here; with vLLM on the smoke recipe in ``make test-long``.
+With the scripted engine to the bit: the figures, trained ids and weights of a run that nobody killed. With vLLM
+(``make test-long``), which samples anew, every step once and the same problems in the same order.
 """
 
+import itertools
+import json
 import os
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from engine.contract.events import Event, Phase, PhaseStarted, RunFinished, RunStopped, StepFinished, fold_steps
+from engine.contract.events import Event, Phase, RunFinished, RunStopped, StepFinished, fold_steps
+from engine.contract.job import RlStage, load_recipe
+from engine.stages.problems import GeneratedPool, held_out_texts
+from tests.e2e.traces import Trace, trace
 from tests.stack import SCRIPTED_RECIPE
 
 pytestmark = [pytest.mark.e2e]
@@ -21,67 +29,195 @@ pytestmark = [pytest.mark.e2e]
 Until = Callable[..., Event]
 AssertGone = Callable[[list[psutil.Process]], None]
 Events = Callable[[Path], list[Event]]
+Tools = dict[str, Any]
+Wait = Callable[[Any, Path], None]
 
-RECIPE = SCRIPTED_RECIPE.replace("steps = RL_STEPS", 'steps = 4\nproblems = { kind = "file", path = "problems.jsonl" }')
+LOOK_S = 0.0005
+"""Some phases of a small run take milliseconds, and the kill has to strike within them."""
 
-KILLS = [("sft", 1, Phase.preparing), ("sft", 1, Phase.update)]
-RL_PHASES = (Phase.sampling, Phase.scoring, Phase.downsampling, Phase.update, Phase.push, Phase.checkpoint)
-KILLS += [("rl", 2, phase) for phase in RL_PHASES]
-KILLS += [("eval", 1, Phase.sampling)]
+FILE_PROBLEMS = 'problems = { kind = "file", path = "problems.jsonl" }'
+RECIPE = SCRIPTED_RECIPE.replace("steps = RL_STEPS", f"steps = 4\n{FILE_PROBLEMS}")
+
+# Programs have a minute: one that a busy machine cuts off would answer something else, and no two runs would be equal.
+CALM = "[sandbox.limits]\nwall_s = 60\ncpu_s = 60\n"
+
+# Muon in SFT; in RL two updates a step, groups replaced, a reference: all that a resumed step has to find again.
+FULL_RECIPE = SCRIPTED_RECIPE.replace(
+    "steps = RL_STEPS", f"steps = 4\nupdates_per_step = 2\nrefill = 1\nkl_beta = 0.01\n{FILE_PROBLEMS}"
+).replace("rollouts_per_problem = 8\nkeep_per_problem = 4", "rollouts_per_problem = 4\nkeep_per_problem = 2")
+FULL_RECIPE += CALM
+
+TWO_RANKS_RECIPE = f"""
+name = "two-ranks"
+[model]
+kind = "tiny-qwen3"
+hidden_size = 32
+layers = 1
+heads = 2
+ffn_size = 64
+vocab_size = 512
+[rollout]
+kind = "scripted"
+[learner]
+ranks = 2
+zero_stage = 2
+{CALM}
+[[stages]]
+name = "rl"
+kind = "rl"
+steps = 3
+problems_per_step = 4
+rollouts_per_problem = 8
+keep_per_problem = 4
+max_response_tokens = 300
+max_logprob_gap = 1e9
+{FILE_PROBLEMS}
+"""
+
+
+def marks(stage: str, step: int, phase: Phase) -> Wait:
+    """Wait until an attempt tells this phase, at this step or a later one."""
+
+    def wait(process: Any, attempt: Path) -> None:
+        for body in told_by(process, attempt / "events.jsonl"):
+            if (body.get("stage"), body.get("phase")) == (stage, phase) and body["step"] >= step:
+                return
+        raise AssertionError(f"{attempt.name} never told {phase} of {stage}; output:\n{process.output()}")
+
+    return wait
+
+
+def is_written(stage: str) -> Wait:
+    """Wait until an attempt has begun to write a checkpoint: it is filled under another name first."""
+
+    def wait(process: Any, attempt: Path) -> None:
+        parent = attempt / "checkpoints" / stage
+        while process.process.poll() is None:
+            if parent.is_dir() and any(name.endswith(".tmp") for name in os.listdir(parent)):
+                return
+            time.sleep(LOOK_S)
+        raise AssertionError(f"{attempt.name} wrote no checkpoint; output:\n{process.output()}")
+
+    return wait
+
+
+def told_by(process: Any, log: Path) -> Iterator[dict[str, Any]]:
+    """The bodies of an attempt's events as they are told, until its process has ended."""
+    rest, position, alive = b"", 0, True
+    while alive:
+        alive = process.process.poll() is None
+        if log.exists():
+            with log.open("rb") as file:
+                file.seek(position)
+                rest += file.read()
+                position = file.tell()
+            *lines, rest = rest.split(b"\n")
+            yield from (json.loads(line)["body"] for line in lines)
+        time.sleep(LOOK_S)
+
+
+# Two runs side by side, each killed in turn: a start takes seconds, most of them imports.
+BEFORE_THE_UPDATE = [
+    marks("sft", 1, Phase.preparing),
+    marks("sft", 1, Phase.update),
+    marks("rl", 2, Phase.sampling),
+    marks("rl", 2, Phase.scoring),
+    marks("rl", 2, Phase.downsampling),
+]
+FROM_THE_UPDATE_ON = [
+    marks("rl", 2, Phase.update),
+    marks("rl", 2, Phase.push),
+    marks("rl", 2, Phase.checkpoint),
+    is_written("rl"),
+    marks("eval", 1, Phase.sampling),
+]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    lines = [f'{{"problem": "What is {a}*{a + 3}?", "answer": "{a * (a + 3)}"}}' for a in range(11, 41)]
-    (tmp_path / "problems.jsonl").write_text("\n".join(lines) + "\n")
-    path = tmp_path / "scripted.toml"
-    path.write_text(RECIPE)
-    return path
+def write_recipe(tmp_path: Path) -> Callable[[str], Path]:
+    """A recipe file with its problem file beside it."""
+
+    def write(text: str) -> Path:
+        lines = [f'{{"problem": "What is {a}*{a + 3}?", "answer": "{a * (a + 3)}"}}' for a in range(11, 41)]
+        (tmp_path / "problems.jsonl").write_text("\n".join(lines) + "\n")
+        path = tmp_path / "scripted.toml"
+        path.write_text(text)
+        return path
+
+    return write
 
 
-def marks(stage: str, step: int, phase: Phase) -> Callable[[Event], bool]:
-    def told(event: Event) -> bool:
-        body = event.body
-        return isinstance(body, PhaseStarted) and (body.stage, body.phase) == (stage, phase) and body.step >= step
-
-    return told
+@pytest.fixture
+def recipe(write_recipe: Callable[[str], Path]) -> Path:
+    return write_recipe(RECIPE)
 
 
-def kill_in_each(kills: list[tuple[str, int, Phase]], recipe: Path, folder: Path, tools: dict[str, Any]) -> None:
-    """Kill one attempt after the other at its marker, then let the last one finish."""
+@pytest.fixture
+def tools(start: Any, until: Until, assert_gone: AssertGone) -> Tools:
+    return {"start": start, "until": until, "assert_gone": assert_gone}
+
+
+def kill_at_each(kills: list[Wait], recipe: Path, folder: Path, tools: Tools) -> None:
+    """Kill one attempt after the other where it was waited for, then let the last one finish."""
     process = tools["start"]("run", recipe, "--out", folder)
-    for attempt, kill in enumerate(kills, start=1):
-        tools["until"](process, folder, attempt, marks(*kill), timeout=400)
+    for attempt, wait in enumerate(kills, start=1):
+        wait(process, folder / "attempts" / f"{attempt:04d}")
         tools["assert_gone"](process.kill())
         process = tools["start"]("resume", folder)
     assert process.wait(300) == 0, process.output()
 
 
-@pytest.fixture
-def tools(start: Any, until: Until, assert_gone: AssertGone) -> dict[str, Any]:
-    return {"start": start, "until": until, "assert_gone": assert_gone}
+def killed_and_left_alone(
+    chains: list[list[Wait]], recipe: Path, folder: Path, tools: Tools
+) -> tuple[list[Trace], Trace]:
+    """The same recipe several times side by side: one run for each chain of kills, and one that is left alone."""
+    alone = tools["start"]("run", recipe, "--out", folder / "alone")
+    killed = [folder / f"killed-{number}" for number in range(len(chains))]
+    with ThreadPoolExecutor(len(chains)) as threads:
+        for _ in threads.map(lambda kills, path: kill_at_each(kills, recipe, path, tools), chains, killed):
+            pass
+    assert alone.wait(300) == 0, alone.output()
+    return [trace(path) for path in killed], trace(folder / "alone")
 
 
 @pytest.mark.timeout(600)
-def test_killed_once_in_each_phase_every_step_is_there_once(
-    recipe: Path, tmp_path: Path, tools: dict[str, Any], events: Events
+def test_killed_in_each_phase_a_run_is_equal_to_the_bit_to_one_left_alone(
+    write_recipe: Callable[[str], Path], tmp_path: Path, tools: Tools, events: Events
 ) -> None:
-    folder = tmp_path / "run"
-    kill_in_each(KILLS, recipe, folder, tools)
-    told = events(folder)
+    chains = [BEFORE_THE_UPDATE, FROM_THE_UPDATE_ON]
+    traces, alone = killed_and_left_alone(chains, write_recipe(FULL_RECIPE), tmp_path, tools)
+    for number, killed in enumerate(traces):
+        assert killed.steps == alone.steps
+        assert killed.rollouts == alone.rollouts
+        assert killed.weights == alone.weights
+        assert killed.evaluations == alone.evaluations
+        assert_every_step_once(events(tmp_path / f"killed-{number}"))
+    rl = [figures for (stage, _), figures in alone.steps.items() if stage == "rl"]
+    assert any(figures["refilled_groups"] for figures in rl), "or the recipe would not try what it is for"
+    assert all(figures["grad_norm"] for figures in rl)
+
+
+def assert_every_step_once(told: list[Event]) -> None:
     assert isinstance(told[-1].body, RunFinished)
-    assert sorted(fold_steps(told)) == [("rl", step) for step in range(1, 5)] + [("sft", s) for s in range(1, 7)]
+    assert sorted(fold_steps(told)) == [("rl", step) for step in range(1, 5)] + [("sft", step) for step in range(1, 7)]
     rl = Counter(e.body.step for e in told if isinstance(e.body, StepFinished) and e.body.stage == "rl")
-    assert rl == {1: 1, 2: 1, 3: 1, 4: 1}, "with a checkpoint at every step no step is even told twice"
+    assert set(rl.values()) == {1}, "with a checkpoint at every step no step is even told twice"
+
+
+@pytest.mark.timeout(600)
+def test_two_learner_ranks_killed_with_the_engine_go_on_to_the_bit(
+    write_recipe: Callable[[str], Path], tmp_path: Path, tools: Tools
+) -> None:
+    kills = [marks("rl", 2, Phase.update), is_written("rl")]
+    (killed,), alone = killed_and_left_alone([kills], write_recipe(TWO_RANKS_RECIPE), tmp_path, tools)
+    assert killed == alone
 
 
 @pytest.mark.timeout(300)
-def test_ctrl_c_keeps_the_step_and_leaves_nothing(
-    recipe: Path, tmp_path: Path, tools: dict[str, Any], events: Events
-) -> None:
+def test_ctrl_c_keeps_the_step_and_leaves_nothing(recipe: Path, tmp_path: Path, tools: Tools, events: Events) -> None:
     folder = tmp_path / "run"
     process = tools["start"]("run", recipe, "--out", folder)
-    tools["until"](process, folder, 1, marks("rl", 2, Phase.sampling))
+    marks("rl", 2, Phase.sampling)(process, folder / "attempts" / "0001")
     family = psutil.Process(process.process.pid).children(recursive=True)
     process.interrupt()
     assert process.wait(60) == 3, process.output()
@@ -99,7 +235,7 @@ def test_ctrl_c_keeps_the_step_and_leaves_nothing(
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 def test_a_full_disk_is_named_and_the_run_goes_on_after_room_is_made(
-    recipe: Path, tmp_path: Path, tools: dict[str, Any], events: Events
+    recipe: Path, tmp_path: Path, tools: Tools, events: Events
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -125,7 +261,7 @@ def mount(folder: Path, options: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_second_engine_on_the_same_folder_is_refused(recipe: Path, tmp_path: Path, tools: dict[str, Any]) -> None:
+def test_a_second_engine_on_the_same_folder_is_refused(recipe: Path, tmp_path: Path, tools: Tools) -> None:
     folder = tmp_path / "run"
     first = tools["start"]("run", recipe, "--out", folder)
     tools["until"](first, folder, 1, lambda event: True)
@@ -136,12 +272,25 @@ def test_a_second_engine_on_the_same_folder_is_refused(recipe: Path, tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_smoke_with_vllm_killed_once_in_each_phase(tmp_path: Path, tools: dict[str, Any], events: Events) -> None:
+def test_smoke_with_vllm_killed_once_in_each_phase(tmp_path: Path, tools: Tools, events: Events) -> None:
     folder = tmp_path / "run"
     recipe = Path(__file__).resolve().parents[2] / "engine" / "recipes" / "smoke.toml"
-    kill_in_each([*KILLS[:-1], ("eval-rl", 1, Phase.sampling)], recipe, folder, tools)
+    kills = [*BEFORE_THE_UPDATE, *FROM_THE_UPDATE_ON[:-1], marks("eval-rl", 1, Phase.sampling)]
+    kill_at_each(kills, recipe, folder, tools)
     told = events(folder)
     expected = [("rl", step) for step in range(1, 13)] + [("sft", step) for step in range(1, 151)]
     assert sorted(fold_steps(told)) == expected
     rl = Counter(e.body.step for e in told if isinstance(e.body, StepFinished) and e.body.stage == "rl")
     assert set(rl.values()) == {1}
+    assert_data_in_order(trace(folder), recipe)
+
+
+def assert_data_in_order(found: Trace, path: Path) -> None:
+    """Each step's groups are of the problems that the step's place in the recipe gives, in that order."""
+    recipe = load_recipe(path)
+    (stage,) = [stage for stage in recipe.stages if isinstance(stage, RlStage)]
+    pool = GeneratedPool(stage.problems, held_out_texts(recipe), seed=recipe.seed, stage=stage.name)
+    for (name, step), rollouts in found.rollouts.items():
+        problems = itertools.islice(pool.of_step(step, 0), stage.problems_per_step)
+        expected = {f"{name}/{step}/{place}": problem.id for place, problem in enumerate(problems)}
+        assert {group: problem_id for group, _, problem_id, *_ in rollouts} == expected

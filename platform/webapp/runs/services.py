@@ -22,6 +22,7 @@ from engine.contract.base import visible
 from engine.contract.commands import Command as EngineCommand
 from engine.contract.commands import CommandKind
 from engine.contract.job import EvalStage, FileProblems, FolderModel, JobSpec, Recipe, RlStage
+from engine.contract.provenance import new_job
 from engine.interop.run_folder import RunFolderUnreadable
 from webapp.accounts.models import Project, User
 from webapp.config.ids import new_id
@@ -153,13 +154,12 @@ def planned_stages(run: Run, recipe: Recipe) -> list[StageRun]:
 
 
 def job_of(run: Run) -> JobSpec:
-    """What the engine is given: the recipe, with datasets as files of the run folder."""
+    """What the engine is given: the recipe, with datasets as files of the run folder, which are there already."""
     spec = json.loads(json.dumps(run.spec))
     for stage in spec["stages"]:
         if dataset := run.datasets.get(stage["name"]):
             stage["problems"] = {"kind": "file", "path": str(Path(run.folder) / "data" / f"{dataset}.jsonl")}
-    recipe = Recipe.model_validate(spec)
-    return JobSpec(run_id=run.id, created_at=run.created_at.timestamp(), digest=recipe.digest, recipe=recipe)
+    return new_job(Recipe.model_validate(spec), run.id, created_at=run.created_at.timestamp())
 
 
 def locked(run_id: str) -> Run:

@@ -278,14 +278,10 @@ def sandbox_load(made: Fold, event: Event, body: SandboxLoad) -> None:
 
 
 def engine_load(made: Fold, event: Event, body: EngineLoad) -> None:
-    """It names no step: it is told within the one after the last finished. Before any stage it has no place."""
-    if not made.attempt.stage:
-        return
-    stage = made.stage(made.attempt.stage)
     prefix = f"engine.{body.engine}."
     values = {prefix + name: value for name, value in body.metrics.items()}
     flags = {prefix + name: flag for name, flag in body.non_finite.items()}
-    made.tell(event, stage, made.attempt.step + 1, values, flags)
+    made.tell(event, made.stage(body.stage), body.step, values, flags)
 
 
 def log_line(made: Fold, event: Event, body: LogLine) -> None:

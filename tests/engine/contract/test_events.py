@@ -61,7 +61,7 @@ BODIES: tuple[Body, ...] = (
     EvalFinished(stage="eval", metrics={"pass@1": 1.0}),
     CheckpointSaved(stage="rl-1", step=1, path="attempts/0001/checkpoints/rl-1/step-00001"),
     SandboxLoad(stage="rl-1", step=1, calls=3, statuses={"ok": 2, "error": 1}, queued_s=0.0, wall_s=0.02),
-    EngineLoad(engine="0", metrics={"running": 3.0}),
+    EngineLoad(stage="rl", step=1, engine="0", metrics={"running": 3.0}),
     LogLine(message="hello"),
     CommandApplied(command=Command(kind=CommandKind.stop, by="signal SIGINT")),
     CommandRejected(command=Command(kind=CommandKind.resume, by="ada", id="cmd_1"), reason="the run is not paused"),

@@ -2,13 +2,11 @@
 
 import hashlib
 import json
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -16,7 +14,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from engine.contract.job import LearnerResources, RlStage, SftStage
 from engine.learner.base import Sample
 from engine.learner.deepspeed_learner import DeepSpeedLearner
+from engine.learner.optim import MOMENTUM
+from engine.learner.state import gather_state
 
+ROOT = Path(__file__).resolve().parents[3]
 VOCABULARY = 64
 
 
@@ -50,22 +51,34 @@ def rl_stage(**changes: object) -> RlStage:
     return RlStage.model_validate({"name": "rl", "kind": "rl", "steps": 10, "max_response_tokens": 32, **changes})
 
 
-def resources(micro_batch_tokens: int = 8192) -> LearnerResources:
-    return LearnerResources(threads=1, micro_batch_tokens=micro_batch_tokens)
+def resources(micro_batch_tokens: int = 8192, **changes: object) -> LearnerResources:
+    return LearnerResources.model_validate({"device": "cpu", "micro_batch_tokens": micro_batch_tokens, **changes})
 
 
 @dataclass
 class Open:
-    """Opens learners and closes them when the test ends."""
+    """Opens learners and closes them when the test ends; ``on`` are settings of ``LearnerResources``."""
 
     folder: Path
     opened: list[DeepSpeedLearner]
 
-    def sft(self, micro_batch_tokens: int = 8192, **changes: object) -> DeepSpeedLearner:
-        return self._kept(DeepSpeedLearner.for_sft(self.folder, sft_stage(**changes), resources(micro_batch_tokens)))
+    def sft(self, tokens: int = 8192, on: Mapping[str, object] = {}, **changes: object) -> DeepSpeedLearner:
+        return self._kept(DeepSpeedLearner.for_sft(self.folder, sft_stage(**changes), resources(tokens, **on)))
 
-    def rl(self, micro_batch_tokens: int = 8192, **changes: object) -> DeepSpeedLearner:
-        return self._kept(DeepSpeedLearner.for_rl(self.folder, rl_stage(**changes), resources(micro_batch_tokens)))
+    def rl(
+        self,
+        tokens: int = 8192,
+        on: Mapping[str, object] = {},
+        *,
+        sampler_weight: bool = False,
+        reference: Path | None = None,
+        **changes: object,
+    ) -> DeepSpeedLearner:
+        stage = rl_stage(**changes)
+        learner = DeepSpeedLearner.for_rl(
+            self.folder, stage, resources(tokens, **on), sampler_weight=sampler_weight, reference=reference
+        )
+        return self._kept(learner)
 
     def _kept(self, learner: DeepSpeedLearner) -> DeepSpeedLearner:
         self.opened.append(learner)
@@ -93,13 +106,13 @@ def samples(count: int, *, seed: int = 0, rl: bool = False, old: bool = False) -
     return made
 
 
-def plain_model(folder: Path) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def plain_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def plain_logp(model: Qwen3ForCausalLM, sample: Sample, temperature: float = 1.0) -> list[torch.Tensor]:
     """One sample, no padding, one token after the other; place 0 has no predecessor."""
-    logits = model(input_ids=torch.tensor([list(sample.ids)])).logits[0]
+    logits = model(input_ids=torch.tensor([list(sample.ids)])).logits[0].float()
     rows = [torch.zeros(())]
     for at in range(1, len(sample.ids)):
         rows.append(torch.log_softmax(logits[at - 1] / temperature, dim=-1)[sample.ids[at]])
@@ -136,34 +149,37 @@ def plain_rl_loss(
 def exported(learner: DeepSpeedLearner, folder: Path) -> str:
     """Digest of the weights, to the bit."""
     learner.export(folder)
+    return digest(folder)
+
+
+def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def weights_of(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
-    return {name: w.detach().clone() for name, w in learner._model.causal.named_parameters()}
+    """By name; the head is the embedding."""
+    weights = {name: weight.clone() for name, weight in learner._model.named_weights()}
+    assert torch.equal(weights.pop("lm_head.weight"), weights["model.embed_tokens.weight"])
+    return weights
 
 
-def gradients_of(
-    learner: DeepSpeedLearner, update: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, torch.Tensor]:
-    """What the optimizer would get: taken where the learner would make its step, which is then left out."""
-    taken: dict[str, torch.Tensor] = {}
+def state_of(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
+    """Masters and optimizer tensors by name; what a checkpoint holds. A collective; empty on ranks other than 0."""
+    state = gather_state(learner._engine, learner._model, updates=learner.updates)
+    return {} if state is None else state.tensors
 
-    def take(_: float) -> None:
-        taken.update({n: w.grad.clone() for n, w in learner._model.causal.named_parameters()})
 
-    with monkeypatch.context() as patch:
-        patch.setattr(learner, "_step", take)
-        update()
-    learner._engine.optimizer.zero_grad()
-    return taken
+def first_gradients(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
+    """What the optimizer was given in its first step, whatever held it: a first moment m is then (1 - beta) g."""
+    found = {}
+    for name, tensor in state_of(learner).items():
+        for moment, share in (("adam/exp_avg/", 1 - learner.optim.betas[0]), ("muon/momentum_buffer/", 1 - MOMENTUM)):
+            if name.startswith(moment):
+                found[name.removeprefix(moment + "causal.")] = tensor / share
+    return found
 
 
 def relative_error(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     """Largest over weights of |ours - theirs| / |theirs| (2-norms)."""
     assert ours.keys() == theirs.keys()
     return max(((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-12)).item() for n in theirs)
-
-
-def is_close(a: float, b: float, tolerance: float = 1e-5) -> bool:
-    return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)

@@ -3,9 +3,11 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +17,25 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.learner.base import CheckpointMismatch
+from engine.learner import deepspeed_learner, distributed
+from engine.learner.base import CheckpointMismatch, TransferGroup, WeightSpec
+from engine.learner.checkpoint import ModelCard
 from engine.learner.deepspeed_learner import DeepSpeedLearner
-from tests.engine.learner.support import Open, exported, make_folder, resources, rl_stage, samples, sft_stage
+from engine.learner.state import LearnerState, gather_state
+from engine.weights.process_group import GroupMember
+from tests.engine.learner.support import (
+    ROOT,
+    Open,
+    digest,
+    exported,
+    make_folder,
+    resources,
+    rl_stage,
+    samples,
+    sft_stage,
+)
 
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.e2e
 
 RESUME = """
 import sys
@@ -44,14 +60,13 @@ def step(learner: DeepSpeedLearner, kind: str, number: int) -> None:
     (learner.sft_update if kind == "sft" else learner.rl_update)(batch, lr_scale=0.5 + number)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["sft", "rl"])
 def test_a_fresh_process_goes_on_to_the_bit(opening: Open, kind: str, tmp_path: Path) -> None:
     """Muon at ZeRO 0 and AdamW at ZeRO 1: two steps, save, two more; the same two elsewhere after a load."""
     learner = getattr(opening, kind)(85)
     for number in range(2):
         step(learner, kind, number)
-    learner.save(tmp_path / "checkpoint")
+    learner.save(tmp_path / "checkpoint").wait()
     at_save = exported(learner, tmp_path / "at_save")
     for number in (2, 3):
         step(learner, kind, number)
@@ -69,7 +84,7 @@ def test_a_fresh_process_goes_on_to_the_bit(opening: Open, kind: str, tmp_path: 
 def test_loading_goes_back(opening: Open, kind: str, tmp_path: Path) -> None:
     learner = getattr(opening, kind)()
     step(learner, kind, 0)
-    learner.save(tmp_path / "c")
+    learner.save(tmp_path / "c").wait()
     digests = []
     for _ in range(2):
         step(learner, kind, 1)
@@ -82,7 +97,7 @@ def test_loading_goes_back(opening: Open, kind: str, tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(opening: Open, tmp_path: Path) -> None:
     wider = DeepSpeedLearner.for_rl(make_folder(tmp_path / "wide", hidden_size=64), rl_stage(), resources())
     wider.save(tmp_path / "c")
-    wider.close()
+    wider.close()  # which waits
     learner = opening.rl()
     before = exported(learner, tmp_path / "before")
     with pytest.raises(CheckpointMismatch, match=r"hidden size 64.*hidden size 32"):
@@ -90,19 +105,61 @@ def test_a_checkpoint_of_another_model_is_refused(opening: Open, tmp_path: Path)
     assert exported(learner, tmp_path / "after") == before
 
 
-def test_a_checkpoint_of_another_stage_kind_is_refused(opening: Open, tmp_path: Path) -> None:
-    opening.sft().save(tmp_path / "c")
-    with pytest.raises(CheckpointMismatch, match="of an SFT learner"):
-        opening.rl().load(tmp_path / "c")
+def test_a_checkpoint_of_another_optimizer_is_refused(opening: Open, tmp_path: Path) -> None:
+    muon = opening.sft()
+    step(muon, "sft", 0)
+    muon.save(tmp_path / "c").wait()
+    learner = opening.rl()
+    before = exported(learner, tmp_path / "before")
+    with pytest.raises(CheckpointMismatch, match="with muon"):
+        learner.load(tmp_path / "c")
+    assert exported(learner, tmp_path / "after") == before
 
 
 def test_a_cut_checkpoint_is_refused(opening: Open, tmp_path: Path) -> None:
     learner = opening.rl()
-    learner.save(tmp_path / "c")
-    for path in (tmp_path / "c").rglob("*.pt"):
+    learner.save(tmp_path / "c").wait()
+    for path in (tmp_path / "c").glob("*.safetensors"):
         os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CheckpointMismatch, match="is damaged"):
         learner.load(tmp_path / "c")
+
+
+def test_what_is_saved_is_the_state_at_the_call(opening: Open, tmp_path: Path) -> None:
+    """Writing goes on behind the next step, for the checkpoint and for the model that rollout engines start from."""
+    learner = opening.rl()
+    step(learner, "rl", 0)
+    now = exported(learner, tmp_path / "now")
+    saving = learner.save(tmp_path / "c", model_folder=tmp_path / "model")
+    step(learner, "rl", 1)
+    saving.wait()
+    saving.wait()
+    assert digest(tmp_path / "model") == now
+    assert (tmp_path / "model" / "config.json").read_bytes() == (tmp_path / "now" / "config.json").read_bytes()
+    learner.load(tmp_path / "c")
+    assert exported(learner, tmp_path / "again") == now
+
+
+def test_one_checkpoint_is_written_at_a_time(opening: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second save copies nothing before the first is written: two copies would double the memory."""
+    learner = opening.rl()
+    written: list[str] = []
+    written_at_copy: list[list[str]] = []
+
+    def write_slowly(folder: Path, state: LearnerState, card: ModelCard) -> None:
+        time.sleep(0.2)
+        written.append(folder.name)
+
+    def copy(engine: object, module: torch.nn.Module, *, updates: int) -> LearnerState | None:
+        written_at_copy.append(list(written))
+        return gather_state(engine, module, updates=updates)
+
+    monkeypatch.setattr(deepspeed_learner, "write_state", write_slowly)
+    monkeypatch.setattr(deepspeed_learner, "gather_state", copy)
+    learner.save(tmp_path / "first")
+    learner.save(tmp_path / "second").wait()
+    assert written_at_copy == [[], ["first"]]
+    assert written == ["first", "second"]
 
 
 @contextmanager
@@ -117,17 +174,18 @@ def full_disk(limit: int = 20_000) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["sft", "rl"])
-def test_a_full_disk_leaves_the_older_checkpoint(opening: Open, kind: str, tmp_path: Path) -> None:
-    learner = getattr(opening, kind)()
-    step(learner, kind, 0)
-    learner.save(tmp_path / "c")
-    good = exported(learner, tmp_path / "good")
-    step(learner, kind, 1)
-    with full_disk(), pytest.raises(OSError, match=r"."):
-        learner.save(tmp_path / "c")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "good"]
-    learner.load(tmp_path / "c")
-    assert exported(learner, tmp_path / "again") == good
+def test_a_full_disk_is_told_by_the_saving_and_the_learner_goes_on(opening: Open, kind: str, tmp_path: Path) -> None:
+    learner, undisturbed = getattr(opening, kind)(), getattr(opening, kind)()
+    for each in (learner, undisturbed):
+        step(each, kind, 0)
+    with full_disk():
+        saving = learner.save(tmp_path / "c")
+        with pytest.raises(OSError, match="c"):
+            saving.wait()
+    for each in (learner, undisturbed):
+        step(each, kind, 1)
+    learner.save(tmp_path / "d").wait()
+    assert exported(learner, tmp_path / "ours") == exported(undisturbed, tmp_path / "theirs")
 
 
 def test_a_full_disk_leaves_the_older_export(opening: Open, tmp_path: Path) -> None:
@@ -148,7 +206,6 @@ def test_export_is_a_model_folder_with_its_tied_head(opening: Open, tmp_path: Pa
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
     assert not torch.equal(weights["lm_head.weight"], load_file(opening.folder / "model.safetensors")["lm_head.weight"])
-    assert (tmp_path / "out" / "config.json").read_bytes() == (opening.folder / "config.json").read_bytes()
     (sample,) = samples(1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     logits = model(input_ids=torch.tensor([list(sample.ids)])).logits[0]
@@ -156,27 +213,68 @@ def test_export_is_a_model_folder_with_its_tied_head(opening: Open, tmp_path: Pa
     assert learner.logprobs([sample])[0][1:] == pytest.approx(theirs.tolist(), abs=1e-5)
 
 
+def test_engines_are_sent_every_weight_in_the_order_of_the_specs(opening: Open) -> None:
+    """Over a real process group; a thread stands for the engine's worker."""
+    learner = opening.rl()
+    step(learner, "rl", 0)
+    with pytest.raises(RuntimeError, match="broadcast before join_transfer"):
+        learner.broadcast()
+    group = TransferGroup(host="127.0.0.1", port=free_port(), world=2)
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        receiving = executor.submit(receive_all, group, learner.weight_specs())
+        learner.join_transfer(group)
+        learner.broadcast()
+        received = receiving.result(timeout=60)
+    sent = dict(learner._model.named_weights())
+    assert list(received) == list(sent) == [spec.name for spec in learner.weight_specs()]
+    assert "lm_head.weight" in received
+    assert all(torch.equal(received[name], sent[name]) for name in sent)
+
+
+def receive_all(group: TransferGroup, specs: Sequence[WeightSpec]) -> dict[str, torch.Tensor]:
+    member = GroupMember.join(group, 1)
+    weights = {spec.name: member.receive(getattr(torch, spec.dtype), spec.shape) for spec in specs}
+    member.leave()
+    return weights
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_a_rank_that_is_none_of_them_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 2 is none of 2 ranks"):
+        distributed.join(2, 2, "file:///nowhere")
+
+
+def test_a_gpu_that_is_not_there_is_refused(opening: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"learner\.device is cuda, but torch finds no GPU"):
+        opening.rl(on={"device": "cuda"})
+
+
 def test_stages_follow_one_another_on_a_worker_thread(
     model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """SFT, then RL twice, each from the export of the one before; stdout, signals, variables stay the host's."""
+    """SFT, RL at ZeRO 1 and 3 and in bf16, each from the one before; all else stays the host's."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    variables = dict(os.environ)
+    variables, linear = dict(os.environ), torch.nn.functional.linear
 
     def stages() -> list[float]:
         norms, folder = [], model_folder
-        for place, kind in enumerate(["sft", "rl", "rl"]):
-            if kind == "sft":
-                learner = DeepSpeedLearner.for_sft(folder, sft_stage(), resources())
-            else:
-                learner = DeepSpeedLearner.for_rl(folder, rl_stage(), resources(85))
-            batch = samples(7, seed=place, rl=kind == "rl")
-            update = learner.sft_update if kind == "sft" else learner.rl_update
+        learner = DeepSpeedLearner.for_sft(folder, sft_stage(), resources())
+        for place, on in enumerate([{"zero_stage": 1}, {"zero_stage": 3}, {"precision": "bf16"}, {}]):
+            update = learner.rl_update if place else learner.sft_update
+            batch = samples(7, seed=place, rl=place > 0)
             norms += [update(batch, lr_scale=1.0).metrics["grad_norm"] for _ in range(2)]
             folder = tmp_path / str(place)
             learner.export(folder)
             learner.close()
             learner.close()
+            learner = DeepSpeedLearner.for_rl(folder, rl_stage(), resources(85, **on))
+        learner.close()
         return norms
 
     with ThreadPoolExecutor(max_workers=1) as executor:
@@ -186,3 +284,4 @@ def test_stages_follow_one_another_on_a_worker_thread(
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     assert "LOCAL_RANK" not in os.environ
     assert dict(os.environ) == variables
+    assert torch.nn.functional.linear is linear

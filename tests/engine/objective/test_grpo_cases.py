@@ -18,11 +18,15 @@ from engine.downsample.drawing import draw_weighted
 from engine.downsample.inclusion import inclusion_probabilities
 from engine.downsample.quotas import class_quotas
 from engine.downsample.roc import draw_weight, error_penalty, format_penalty
-from engine.objective.advantage import advantages_by_group, group_advantages, spread_over_tokens
-from engine.objective.importance import mean_gap, truncated_weights
+from engine.learner.base import Sample
+from engine.learner.packing import Pack, pack_batch
+from engine.objective.advantage import group_advantages
+from engine.objective.base import LossTerms, Tokens
+from engine.objective.grpo import Grpo
+from engine.objective.importance import truncated_weights
 from engine.objective.kl import k1, k2, k3
-from engine.objective.logprob import token_logp
-from engine.objective.policy_loss import policy_loss, token_mean
+from engine.objective.logprob import log_softmax
+from engine.objective.normalisation import token_mean
 from engine.reward import count_answer_tags
 from engine.rollout.toolcalls import PYTHON_TOOL, parse_tool_calls
 
@@ -66,6 +70,21 @@ def f64(values: list[Any]) -> Tensor:
     return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
+def packed(samples: list[Sample]) -> Pack:
+    (pack,) = pack_batch(samples, max_tokens=1000)
+    return pack
+
+
+def response(trained: list[Any], *, advantage: float = 0.0, logprobs: tuple[float, ...] = ()) -> Sample:
+    """One prompt token and a response. What is not trained never reaches an objective."""
+    told = (0.0, *logprobs) if logprobs else ()
+    return Sample(ids=range(1 + len(trained)), trained=[False, *map(bool, trained)], logprobs=told, advantage=advantage)
+
+
+def mean_loss(terms: LossTerms, tokens: int) -> float:
+    return token_mean(terms.sum, tokens).item()
+
+
 def rollout(index: int, *, right: bool) -> Candidate:
     return Candidate(index, float(right), 1, 0, 1, 1, 2, u=(index + 1) / 64)
 
@@ -93,8 +112,14 @@ def c005_population_std_is_the_default(given: dict[str, Any], expected: Any) -> 
 
 @case
 def c007_groups_are_formed_by_id(given: dict[str, Any], expected: Any) -> None:
-    advantage_S = advantages_by_group(f64(given["rewards"]), given["uids"], ddof=given["ddof"], eps=given["eps"])
-    assert advantage_S.tolist() == pytest.approx(expected["advantages"], abs=1e-6)
+    """No function of ours sees more than one group, so that places in a batch cannot matter."""
+    found = dict.fromkeys(range(len(given["rewards"])), 0.0)
+    for uid in set(given["uids"]):
+        places = [place for place, each in enumerate(given["uids"]) if each == uid]
+        group = f64([given["rewards"][place] for place in places])
+        advantages = group_advantages(group, ddof=given["ddof"], eps=given["eps"]).tolist()
+        found.update(zip(places, advantages, strict=True))
+    assert list(found.values()) == pytest.approx(expected["advantages"], abs=1e-6)
 
 
 @case
@@ -105,29 +130,30 @@ def c009_a_reward_that_is_no_number_is_an_error(given: dict[str, Any], expected:
 
 @case
 def c013_broadcast_then_mask(given: dict[str, Any], expected: Any) -> None:
-    mask_T = torch.tensor(given["mask"])
-    advantage_T = spread_over_tokens(f64([given["sequence_advantage"]]), torch.zeros_like(mask_T), mask_T)
-    assert advantage_T.tolist() == expected["token_advantages"]
+    pack = packed([response(given["mask"], advantage=given["sequence_advantage"])])
+    advantages = torch.zeros(len(given["mask"]))
+    advantages[pack.place_T] = pack.advantage_T  # with one prompt token, a token's place is that of its predictor
+    assert advantages.tolist() == pytest.approx(expected["token_advantages"])
 
 
 @case
 def c015_every_sequence_gets_its_own_score_up_to_its_own_end(given: dict[str, Any], expected: Any) -> None:
-    """We have no reward matrix: a packed batch has no padding. Its last tokens are the matrix's."""
-    lengths = torch.tensor(given["valid_lengths"])
-    sequence_T = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    spread_T = spread_over_tokens(f64(given["rewards"]), sequence_T, torch.ones_like(sequence_T))
-    matrix = torch.zeros(len(lengths), given["response_len"], dtype=torch.float64)
-    ends = lengths.cumsum(0) - 1
-    matrix[torch.arange(len(lengths)), lengths - 1] = spread_T[ends]
+    """We have no reward matrix: a pack has no padding. Each sequence's last token is the matrix's."""
+    pairs = zip(given["valid_lengths"], given["rewards"], strict=True)
+    pack = packed([response([1] * length, advantage=reward) for length, reward in pairs])
+    matrix = torch.zeros(len(given["rewards"]), given["response_len"])
+    for row, length in enumerate(given["valid_lengths"]):
+        score_T = pack.advantage_T[pack.row_T == row]
+        assert len(score_T) == length
+        matrix[row, length - 1] = score_T[-1]
     assert matrix.tolist() == expected["reward_matrix"]
 
 
 @case
 def c017_an_empty_response_has_no_token_to_score(given: dict[str, Any], expected: Any) -> None:
-    nothing_T = torch.zeros(0, dtype=torch.long)
-    spread_T = spread_over_tokens(f64(given["rewards"]), nothing_T, nothing_T)
-    assert spread_T.shape == (0,)
-    assert policy_loss(f64([]), None, spread_T).sum == expected["row_sum"]
+    (length,), (reward,) = given["valid_lengths"], given["rewards"]
+    assert pack_batch([response([1] * length, advantage=reward)], max_tokens=1000) == []
+    assert Grpo()(Tokens(f64([]), f64([]))).sum == expected["row_sum"]
 
 
 # Loss
@@ -157,27 +183,24 @@ def c023_the_count_is_that_of_all_ranks(given: dict[str, Any], expected: Any) ->
 
 @case
 def c025_masked_samples_leave_the_denominator_too(given: dict[str, Any], expected: Any) -> None:
-    keep = torch.tensor([not cut for cut in given["truncated"]])
-    mask_T = torch.repeat_interleave(keep, torch.tensor(given["lengths"]))
-    loss = policy_loss(torch.zeros(len(mask_T)), None, torch.full(mask_T.shape, -1.0), mask_T=mask_T)
-    assert loss.tokens == expected["denominator"]
-    assert token_mean(loss.sum, int(loss.tokens)) == expected["value"]
+    pairs = zip(given["lengths"], given["truncated"], strict=True)
+    pack = packed([response([not cut] * length, advantage=-1.0) for length, cut in pairs])
+    assert pack.tokens == expected["denominator"]
+    terms = Grpo()(Tokens(torch.zeros(pack.tokens), pack.advantage_T))
+    assert mean_loss(terms, pack.tokens) == pytest.approx(expected["value"])
 
 
 @case
 def c027_shapes_that_would_broadcast_are_refused(given: dict[str, Any], expected: Any) -> None:
-    same = torch.zeros(given["shape_values"])
-    assert policy_loss(same, None, same, mask_T=torch.ones(given["shape_mask"])).sum.shape == ()
+    values, mask = torch.zeros(given["shape_values"]), torch.zeros(given["shape_mask"])
+    assert Tokens(values, mask).advantage_T is mask
     with pytest.raises(ValueError, match="shapes differ"):
-        policy_loss(torch.zeros(2, 1), None, torch.zeros(2))
+        Tokens(values.unsqueeze(-1), mask)
 
 
 def _objective(given: dict[str, Any]) -> float:
-    logp_T = f64([math.log(given["ratio"])])
-    loss = policy_loss(
-        logp_T, f64([0]), f64([given["advantage"]]), clip_low=given["eps_low"], clip_high=given["eps_high"]
-    )
-    return -loss.sum.item()
+    grpo = Grpo(clip_low=given["eps_low"], clip_high=given["eps_high"])
+    return -grpo(Tokens(f64([math.log(given["ratio"])]), f64([given["advantage"]]), old_T=f64([0]))).sum.item()
 
 
 @case
@@ -210,29 +233,28 @@ def c035_kl_of_far_apart_policies_is_finite(given: dict[str, Any], expected: Any
 
 @case
 def c037_masked_infinities_are_not_computed_with(given: dict[str, Any], expected: Any) -> None:
+    """Masked places are left out, not multiplied by 0."""
+    kept = torch.tensor(given["mask"], dtype=torch.bool)
     for estimator in (k1, k2, k3):
-        kl_T = estimator(f64(given["logp"]), f64(given["ref_logp"]), torch.tensor(given["mask"]))
-        assert kl_T.tolist() == [expected["mean_kl"], 0.0]
+        kl_T = estimator(f64(given["logp"])[kept], f64(given["ref_logp"])[kept])
+        assert kl_T.tolist() == [expected["mean_kl"]]
 
 
 @case
 def c039_a_masked_place_cannot_spoil_the_backward_pass(given: dict[str, Any], expected: Any) -> None:
     logp_T = torch.tensor(given["logp"], requires_grad=True)
-    loss = policy_loss(
-        logp_T,
-        torch.tensor(given["old_logp"]),
-        torch.full((2,), given["advantage"]),
-        mask_T=torch.tensor(given["mask"]),
-    )
-    (gradient_T,) = torch.autograd.grad(loss.sum, logp_T)
-    assert loss.sum.isfinite()
+    kept = torch.tensor(given["mask"], dtype=torch.bool)
+    old_T = torch.tensor(given["old_logp"])[kept]
+    terms = Grpo()(Tokens(logp_T[kept], torch.full_like(old_T, given["advantage"]), old_T=old_T))
+    (gradient_T,) = torch.autograd.grad(terms.sum, logp_T)
+    assert terms.sum.isfinite()
     assert gradient_T.tolist() == [-1.0, 0.0]
 
 
 @case
 def c043_temperature_zero_is_refused(given: dict[str, Any], expected: Any) -> None:
     with pytest.raises(ValueError, match=r"temperature is 0.0, expected a finite number over 0"):
-        token_logp(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), given["temperature"])
+        log_softmax(torch.zeros(1, 3), given["temperature"])
 
 
 # Sampler against learner
@@ -246,8 +268,9 @@ def c045_truncated_weights_have_no_lower_cap(given: dict[str, Any], expected: An
 
 @case
 def c051_tool_tokens_are_not_in_the_gap(given: dict[str, Any], expected: Any) -> None:
-    gap = mean_gap(f64(given["gap"]), f64([0] * 4), torch.tensor(given["mask"]))
-    assert gap.item() == pytest.approx(expected["mean_gap"])
+    pack = packed([response(given["mask"], logprobs=tuple(given["gap"]))])
+    terms = Grpo()(Tokens(torch.zeros(pack.tokens), pack.advantage_T, sampler_T=pack.sampler_T))
+    assert terms.sums["logprob_gap_mean"].item() / pack.tokens == pytest.approx(expected["mean_gap"])
 
 
 # Resampling on Correct
@@ -256,8 +279,7 @@ def c051_tool_tokens_are_not_in_the_gap(given: dict[str, Any], expected: Any) ->
 @case
 def c053_cleaner_right_ones_are_kept_more_often(given: dict[str, Any], expected: Any) -> None:
     weights = [draw_weight(each["penalty"], eps=0.05) for each in given["positives"]]
-    chances = inclusion_probabilities(weights, given["keep"])
-    clean, _, middling, *_, dirty = [chance for chance in chances if chance is not None]
+    clean, _, middling, *_, dirty = inclusion_probabilities(weights, given["keep"])
     assert clean > middling > dirty > 0
     draws = draw_weighted([rollout(each["id"], right=True) for each in given["positives"]], weights, 3)
     assert sum(each.kept for each in draws.values()) == 3

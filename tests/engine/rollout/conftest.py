@@ -3,8 +3,6 @@
 Tests cannot import this file (importlib mode), so what they need are fixtures.
 """
 
-import asyncio
-import inspect
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -131,38 +129,7 @@ def call() -> Callable[..., str]:
     return write
 
 
-@pytest.fixture
-def eventually() -> Callable[..., Awaitable[None]]:
-    """Wait for what other processes do, by asking again and again, for at most ``seconds``."""
-
-    async def wait(condition: Callable[[], object], seconds: float = 30) -> None:
-        async with asyncio.timeout(seconds):
-            while True:
-                found = condition()
-                if await found if inspect.isawaitable(found) else found:
-                    return
-                await asyncio.sleep(0.02)
-
-    return wait
-
-
 @pytest.fixture(scope="session")
 def rows() -> dict[str, dict[str, object]]:
     """The shared cases by their id."""
     return {row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())}
-
-
-@pytest.fixture
-def gate() -> type:
-    """A pace for a scripted engine: requests wait until the gate is opened."""
-
-    class Gate:
-        def __init__(self) -> None:
-            self.open = asyncio.Event()
-            self.reached = asyncio.Event()
-
-        async def __call__(self, request: GenerateRequest) -> None:
-            self.reached.set()
-            await self.open.wait()
-
-    return Gate

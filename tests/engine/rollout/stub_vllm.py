@@ -79,6 +79,10 @@ async def accept(request: web.Request) -> web.Response:
     return web.json_response({}, status=500 if mode() == f"refuse {request.path}" else 200)
 
 
+async def weight_info(request: web.Request) -> web.Response:
+    return web.json_response({} if mode() == "odd" else {"weight_version": version})
+
+
 async def metrics(request: web.Request) -> web.Response:
     return web.Response(text=METRICS)
 
@@ -101,6 +105,9 @@ def main() -> None:
     app.router.add_post("/update_weight_version", set_version)
     for path in ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume"):
         app.router.add_post(path, accept)
+    for path in ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"):
+        app.router.add_post(path, accept)
+    app.router.add_get("/weight_info", weight_info)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/health", health)
     web.run_app(app, path=options.uds, print=None)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from engine.contract.trajectory import StopReason
-from engine.rollout.agent import NO_OUTPUT, RolloutAborted, answer_calls, traceback_tail
+from engine.rollout.agent import NO_OUTPUT, MixedVersions, RolloutAborted, answer_calls, traceback_tail
 from engine.rollout.base import EngineUnavailable, FinishReason, Generation
 from engine.rollout.toolcalls import PYTHON_TOOL, truncate_middle
 from sandbox.contract import ProgramError, SandboxUnavailable
@@ -295,16 +295,23 @@ async def test_we_failed_is_no_answer_and_stops_the_other_calls(converse, call, 
     assert sandbox.running == 0
 
 
-async def test_versions_of_first_and_last_turn(converse, call) -> None:
-    versions = iter([7, 8])
+@pytest.mark.parametrize("second", [7, 8])
+async def test_all_turns_are_of_one_version(converse, call, second) -> None:
+    """New weights between two turns spoil the attempt; the pool does it again."""
+    versions = iter([7, second])
+    texts = iter([call("1"), ANSWER])
 
     async def generate(request):
-        version = next(versions)
-        text = call("1") if version == 7 else ANSWER
-        return Generation([*text.encode(), 256], [-1.0] * (len(text) + 1), FinishReason.stop, version)
+        text = next(texts)
+        return Generation([*text.encode(), 256], [-1.0] * (len(text) + 1), FinishReason.stop, next(versions))
 
-    made = await converse().run(generate=generate)
-    assert (made.first_version, made.last_version) == (7, 8)
+    work = converse().run(generate=generate)
+    if second == 7:
+        made = await work
+        assert (made.first_version, made.last_version) == (7, 7)
+    else:
+        with pytest.raises(MixedVersions, match="7 and 8"):
+            await work
 
 
 async def test_what_the_engine_is_asked(converse) -> None:

@@ -286,6 +286,21 @@ async def test_an_engine_that_fails_to_load_is_restarted_before_it_serves(make_p
     assert engines[0].starts == 2
 
 
+async def test_an_engine_is_believed_only_what_it_reports(make_pool, tmp_path) -> None:
+    """It says that it has loaded and serves something else: started again before anybody samples from it."""
+    pool, engines = await make_pool()
+    load = engines[0].load_weights
+
+    async def nothing(folder, version):
+        engines[0].load_weights = load
+
+    engines[0].load_weights = nothing
+    await pool.load_weights(write_weights(tmp_path / "w", b"1"), 3)
+    made = await pool.run(range(12), ask)
+    assert {one.version for one in made} == {3}
+    assert engines[0].starts == 2
+
+
 async def test_weights_that_no_engine_can_load_end_in_an_error(make_pool, tmp_path) -> None:
     pool, _ = await make_pool()
     with pytest.raises(EngineUnavailable, match="no weights in"):

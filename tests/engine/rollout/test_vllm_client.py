@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.learner.base import TransferGroup, WeightSpec
 from engine.rollout.base import EngineCapacity, EngineUnavailable, FinishReason, GenerateRequest
 from engine.rollout.vllm_engine import SOCKET_PATH_BYTES, VllmEngine, private_folder
 
@@ -102,18 +103,68 @@ async def test_a_start_is_warm_and_versioned(make) -> None:
     }
 
 
+UNFINISHED = ("/update_weight_version", {"new_version": "unfinished"})
+
+
+def served(version: int) -> list[tuple[str, object]]:
+    """What ends an update, in this order."""
+    return [
+        ("/update_weight_version", {"new_version": str(version)}),
+        ("/reset_prefix_cache", None),
+        ("/resume", None),
+    ]
+
+
 async def test_f087_new_weights_in_the_right_order(make, tmp_path) -> None:
     engine = make()
     await engine.start()
     await engine.load_weights(tmp_path, 5)
     assert asked(engine)[2:] == [
         ("/pause?mode=wait", None),
+        UNFINISHED,
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}),
-        ("/update_weight_version", {"new_version": "5"}),
-        ("/reset_prefix_cache", None),
-        ("/resume", None),
+        *served(5),
     ]
     assert (await engine.generate(REQUEST)).version == 5
+
+
+async def test_f087_weights_from_a_group_in_the_right_order(make) -> None:
+    engine, group = make(), TransferGroup("127.0.0.1", 4321, world=3)
+    await engine.start()
+    receiver = engine.receiver()
+    await receiver.join(group, first_rank=2)
+    assert receiver.group == group
+    await receiver.begin_update()
+    assert await engine.weight_version() is None
+    await receiver.receive([WeightSpec("a.weight", "bfloat16", (2, 3)), WeightSpec("lm_head.weight", "float32", (5,))])
+    await receiver.finish_update(6)
+    init = {"host": "127.0.0.1", "port": 4321, "world": 3, "backend": "gloo", "first_rank": 2}
+    update = {"names": ["a.weight", "lm_head.weight"], "dtypes": ["bfloat16", "float32"], "shapes": [[2, 3], [5]]}
+    assert asked(engine)[2:] == [
+        ("/init_weight_transfer_engine", {"init_info": init}),
+        ("/pause?mode=wait", None),
+        UNFINISHED,
+        ("/start_weight_update", None),
+        ("/update_weights", {"update_info": update}),
+        ("/finish_weight_update", None),
+        *served(6),
+    ]
+    assert await engine.weight_version() == 6
+    assert (await engine.generate(REQUEST)).version == 6
+
+
+async def test_a_new_start_is_in_no_group(make, behave) -> None:
+    engine, group = make(), TransferGroup("127.0.0.1", 4321, world=2)
+    await engine.start()
+    await engine.receiver().join(group, first_rank=1)
+    behave("refuse /init_weight_transfer_engine")
+    with pytest.raises(EngineUnavailable, match="answered 500"):
+        await engine.receiver().join(group, first_rank=1)
+    assert engine.receiver().group is None
+    behave("")
+    await engine.receiver().join(group, first_rank=1)
+    await engine.start()
+    assert engine.receiver().group is None
 
 
 async def test_weights_that_the_server_refuses_stop_the_sequence(make, behave, tmp_path) -> None:
@@ -123,6 +174,24 @@ async def test_weights_that_the_server_refuses_stop_the_sequence(make, behave, t
     with pytest.raises(EngineUnavailable, match="/collective_rpc answered 500"):
         await engine.load_weights(tmp_path, 5)
     assert asked(engine)[-1][0] == "/collective_rpc", "never resumed with unknown weights"
+    assert await engine.weight_version() is None
+    with pytest.raises(EngineUnavailable, match="unreadable answer"):
+        await engine.generate(REQUEST)
+
+
+async def test_a_version_that_cannot_be_read_is_our_failure(make, behave) -> None:
+    engine = make()
+    await engine.start()
+    behave("odd")
+    with pytest.raises(EngineUnavailable, match="nothing usable of its weights"):
+        await engine.weight_version()
+
+
+def test_workers_find_what_they_import(make, monkeypatch) -> None:
+    """From the engine's own folder, whatever the working directory; what was on the path stays there."""
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    environment = make()._environment()
+    assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/somewhere"
 
 
 async def test_capacity_and_load_are_read_from_the_metrics(make) -> None:

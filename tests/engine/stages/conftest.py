@@ -1,11 +1,14 @@
-"""Trajectories made by hand, for tests of what is computed from them."""
+"""Trajectories made by hand, and steps on a bench that gives them out."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.contract.trajectory import RewardStatus, StopReason, ToolCallRecord, Trajectory, Turn
+from engine.stages.rollouts import Ask
+from tests.engine.stages.bench import Bench, recipe
 
 Make = Callable[..., Trajectory]
 
@@ -45,5 +48,23 @@ def make() -> Make:
             "u": (replica + 1) / 64,
         }
         return Trajectory(**{**fields, **other})
+
+    return build
+
+
+@pytest.fixture
+def bench(tmp_path: Path, make: Make) -> Callable[..., Bench]:
+    """A bench whose rollouts are right, wrong, or None for one that our own failure spoiled after retries."""
+
+    def build(right: Callable[[Ask], bool | None], *, gap: float = 1e-6, **fields: Any) -> Bench:
+        def answer(ask: Ask) -> Trajectory | None:
+            verdict = right(ask)
+            if verdict is None:
+                return None
+            text = f"<answer>\\boxed{{{4 if verdict else 5}}}</answer>"
+            own = {"group": ask.group, "replica": ask.replica, "u": ask.u, "problem_id": ask.problem.id}
+            return make(text=text, step=ask.step, **own)
+
+        return Bench(tmp_path, recipe(**fields), answer, gap)
 
     return build

@@ -23,7 +23,7 @@ def test_rollout_metrics(make: Make) -> None:
     assert figures["tool_error_rate"] == 2 / 4
     assert figures["tool_error_rate_right"] == 1 / 3
     assert figures["tool_calls"] == 1.0
-    assert figures["response_tokens"] == 3.0
+    assert figures["response_tokens"] == figures["response_tokens_p95"] == 3.0
     assert figures["truncated_share"] == 0.25
     assert figures["answered_share"] == 0.5
     assert generated_tokens(batch) == 8

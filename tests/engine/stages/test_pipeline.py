@@ -7,26 +7,33 @@ from pathlib import Path
 import pytest
 
 from engine.contract.commands import Command, CommandKind
-from engine.contract.events import CommandApplied
-from engine.contract.job import JobSpec, Recipe
+from engine.contract.events import CommandApplied, LogLine
+from engine.contract.job import JobSpec, Provenance, Recipe, RlStage
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.platform_client import Address, PlatformClient
 from engine.sink.run_folder import RunFolder
 from engine.sink.shipper import Pace, Shipper
 from engine.stages import pipeline
-from engine.stages.commands import Inbox, Superseded, obey
-from engine.stages.pipeline import Outcome, run_attempt
+from engine.stages.commands import Inbox, StopRequested, Superseded, obey
+from engine.stages.context import StageContext
+from engine.stages.pipeline import Outcome, run_attempt, warn_of_differences
+from engine.stages.progress import StageProgress
 from tests.engine.sink.platform_twin import TOKEN, PlatformTwin, serving
+from tests.engine.stages.bench import Bench
 
 Work = Callable[[EventLog, Inbox], "asyncio.Future[None]"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def make_folder(path: Path, provenance: Provenance | None = None) -> RunFolder:
     stages = [{"name": "sft", "kind": "sft", "steps": 4}]
     recipe = Recipe.model_validate({"name": "t", "model": {"kind": "tiny-qwen3"}, "stages": stages})
-    job = JobSpec(run_id="run-1", created_at=0.0, digest=recipe.digest, recipe=recipe)
-    return RunFolder.create(tmp_path / "run", job)
+    job = JobSpec(run_id="run-1", created_at=0.0, digest=recipe.digest, recipe=recipe, provenance=provenance)
+    return RunFolder.create(path, job)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return make_folder(tmp_path / "run")
 
 
 @pytest.fixture
@@ -91,6 +98,36 @@ async def test_a_failure_rejects_what_waits(folder: RunFolder, stages: Callable)
     with pytest.raises(ValueError, match="no"):
         await run_attempt(folder, Inbox())
     assert told(folder) == ["run.started", "command.rejected", "run.failed"]
+
+
+@pytest.mark.parametrize(("attempt", "warned"), [(1, False), (2, True)])
+def test_a_resumed_run_says_what_is_no_longer_as_it_was(tmp_path: Path, attempt: int, warned: bool) -> None:
+    folder = make_folder(tmp_path / "run", Provenance(code="other", lock="other"))
+    logs = [EventLog(folder, folder.next_attempt()) for _ in range(attempt)]
+    warn_of_differences(folder, logs[-1])
+    lines = [e.body.message for e in read_events(folder) if isinstance(e.body, LogLine)]
+    assert bool(lines) is warned
+    assert all(line.startswith("not as when the run was made: ") for line in lines)
+
+
+async def test_a_stage_gone_on_with_starts_where_it_started_and_counts_versions_on(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference of a KL term, and the weights below adapters, are those of before the stage's own checkpoints."""
+    found = bench(lambda ask: ask.replica % 2 == 0)
+    start = found.context.policy
+    await found.step(1)
+    found.context.version = 0
+    seen: list[object] = []
+
+    async def train(context: StageContext, stage: RlStage, progress: StageProgress) -> None:
+        seen.extend([context.policy, context.version, progress.next_step])
+        raise StopRequested("ada")
+
+    monkeypatch.setattr(pipeline, "train", train)
+    with pytest.raises(StopRequested):
+        await pipeline.run_trained(found.context, found.stage)
+    assert seen == [start, 1, 2]
 
 
 def shipper_to(twin: PlatformTwin, folder: RunFolder) -> Shipper:

@@ -1,28 +1,24 @@
-"""SFT's schedule, batches and data: functions of the recipe and the seed."""
+"""SFT's batches and data: functions of the recipe and the seed."""
 
 import asyncio
+import math
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.contract.job import PlantedErrors, SftStage
 from engine.data.arithmetic import make_problems
 from engine.data.render import Message
 from engine.data.sft_trajectories import perform, write_script
-from engine.learner.base import Sample
-from engine.stages.sft import draw_batch, mean_trained, read_conversations, schedule, write_conversations
+from engine.learner.base import Sample, UpdateResult
+from engine.stages.carryover import CarryOver
+from engine.stages.sft import draw_batch, mean_trained, read_conversations, sft_step, write_conversations
+from tests.engine.stages.bench import Bench
 
 STAGE = SftStage(name="sft", kind="sft", steps=100, warmup_steps=10, decay_share=0.4, batch_size=4)
 SOUND = PlantedErrors(
     wrong_operation=0, buggy_call=0, invalid_json=0, buggy_retry=0, give_up=0, no_tool=0, doubled_answer=0
 )
-
-
-def test_schedule_warms_up_stays_and_decays() -> None:
-    factors = [schedule(STAGE, step) for step in range(1, 101)]
-    assert factors[0] == 0.1
-    assert factors[9] == factors[50] == factors[60] == 1.0
-    assert factors[80] == 0.5
-    assert factors[99] == 1 / 40
 
 
 def test_a_batch_is_a_function_of_its_step_and_nearly_of_one_length() -> None:
@@ -38,6 +34,28 @@ def test_a_batch_is_a_function_of_its_step_and_nearly_of_one_length() -> None:
 def test_fewer_rows_than_a_batch_is_no_error() -> None:
     rows = [Sample([1, 2], [False, True])] * 3
     assert len(draw_batch(rows, STAGE, seed=0, step=1)) == 3
+
+
+class SkippingLearner:
+    """Says of every update that its loss was not a number, and remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, float] = {}
+
+    def sft_update(self, batch: Sequence[Sample], *, lr_scale: float, normaliser: float) -> UpdateResult:
+        self.asked = {"lr_scale": lr_scale, "normaliser": normaliser}
+        return UpdateResult({"loss": math.nan, "nll": math.nan, "skipped": 1.0})
+
+
+async def test_a_skipped_update_is_told_kept_and_counted(bench: Callable[..., Bench]) -> None:
+    found, learner, carried = bench(lambda _: True), SkippingLearner(), CarryOver()
+    batch = [Sample([1, 2, 3], [False, True, True])]
+    body = await sft_step(found.context, STAGE, learner, batch, 5, 200.0, carried)
+    assert learner.asked == {"lr_scale": 0.5, "normaliser": 200.0}
+    assert (body.non_finite["loss"], body.metrics["skipped"], carried.skips) == ("nan", 1.0, 1)
+    assert found.context.version == 0, "the weights are those of before"
+    (kept,) = found.lines("skipped/sft-step-00005.json")
+    assert kept["updates"][0]["samples"][0]["ids"] == [1, 2, 3]
 
 
 async def _echo(text: str) -> str:

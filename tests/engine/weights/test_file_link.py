@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,17 @@ def write_safetensors(folder: Path, names) -> None:
     header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n, name in enumerate(names)}
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4 * len(header)))
+
+
+@dataclass
+class Exporting:
+    """All that the link needs of a learner."""
+
+    export: Callable[[Path], object]
+
+
+def writing(*names: str) -> Exporting:
+    return Exporting(lambda folder: write_safetensors(folder, names))
 
 
 class Engines:
@@ -43,7 +56,12 @@ def make(tmp_path: Path, engines: Engines):
     (tmp_path / "memory").mkdir()
 
     def build(**settings) -> FileLink:
-        folders = {"model_folder": tmp_path / "model", "fallback": tmp_path, "memory": tmp_path / "memory"}
+        folders = {
+            "learner_thread": asyncio.to_thread,
+            "model_folder": tmp_path / "model",
+            "fallback": tmp_path,
+            "memory": tmp_path / "memory",
+        }
         return FileLink(engines, **{**folders, **settings})
 
     return build
@@ -52,7 +70,7 @@ def make(tmp_path: Path, engines: Engines):
 async def test_weights_are_written_then_loaded_and_the_old_ones_removed(make, engines) -> None:
     link = make()
     for version in (1, 2):
-        await link.publish(lambda folder: write_safetensors(folder, TIED), version)
+        await link.publish(writing(*TIED), version)
     assert [(version, names) for _, version, names in engines.got] == [(1, list(TIED)), (2, list(TIED))]
     assert [folder.exists() for folder, _, _ in engines.got] == [False, True]
     assert link.folder.stat().st_mode & 0o777 == 0o700
@@ -64,7 +82,7 @@ async def test_weights_are_written_then_loaded_and_the_old_ones_removed(make, en
 async def test_weights_without_the_tied_head_reach_no_engine(make, engines) -> None:
     link = make()
     with pytest.raises(IncompleteWeights, match=r"without lm_head\.weight.*tied"):
-        await link.publish(lambda folder: write_safetensors(folder, ["model.embed_tokens.weight"]), 1)
+        await link.publish(writing("model.embed_tokens.weight"), 1)
     assert engines.got == []
     await link.close()
 
@@ -73,9 +91,9 @@ async def test_weights_without_the_tied_head_reach_no_engine(make, engines) -> N
 async def test_a_broken_file_reaches_no_engine(make, engines, content) -> None:
     link = make()
     with pytest.raises(IncompleteWeights):
-        await link.publish(lambda folder: (folder / "model.safetensors").write_bytes(content), 1)
+        await link.publish(Exporting(lambda folder: (folder / "model.safetensors").write_bytes(content)), 1)
     with pytest.raises(IncompleteWeights, match=r"no \*\.safetensors"):
-        await link.publish(lambda folder: None, 1)
+        await link.publish(Exporting(lambda folder: None), 1)
     assert engines.got == []
     await link.close()
 
@@ -91,7 +109,7 @@ async def test_the_loop_stays_free_while_weights_are_written(make) -> None:
     async def turn() -> None:
         turning.set()
 
-    await link.publish(export, 1)
+    await link.publish(Exporting(export), 1)
     assert turning.is_set()
     await link.close()
 

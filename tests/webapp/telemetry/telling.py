@@ -127,7 +127,7 @@ def rl_step(folder: RunFolder, log: EventLog, number: int, reward: float) -> Ite
     load = SandboxLoad(stage="rl", step=number, calls=6, statuses={"ok": 4, "error": 2}, queued_s=0.1, wall_s=0.5)
     yield PhaseStarted(stage="rl", step=number, phase=Phase.sampling)
     yield load
-    yield EngineLoad(engine="vllm-0", metrics={"running": 3.0, "cache": math.nan})
+    yield EngineLoad(stage="rl", step=number, engine="vllm-0", metrics={"running": 3.0, "cache": math.nan})
     yield from (group(place, number) for place in range(2))
     path = folder.trajectories(log.attempt, "rl", number)
     write_trajectories(path, [trajectory(row, number) for row in range(3)])

@@ -82,7 +82,7 @@ def test_a_number_that_overflows_is_not_finite() -> None:
         (Attempt().tell(step(1, "s" * 51)), "/events/0/body/stage", "at most 50 characters"),
         (Attempt().tell(step(1, **{"k/" * 50: 1.0})), "/events/0/body/metrics/" + "k~1" * 50, "at most"),
         (Attempt().tell(group(tool_calls=-1)), "/events/0/body/tool_calls", "0 to"),
-        (Attempt().tell(EngineLoad(engine="e" * 41)), "/events/0/body/engine", "at most 40"),
+        (Attempt().tell(EngineLoad(stage="rl", step=1, engine="e" * 41)), "/events/0/body/engine", "at most 40"),
         (Attempt(2**31).tell(), "/attempt", "0 to"),
         (Attempt().tell(trajectories=shipped(1, 1, seconds=float("inf"))), "/trajectories/0/seconds", "finite"),
         (Attempt().tell(trajectories=shipped(1, 1, first_version=-1)), "/trajectories/0/first_version", "0 to"),

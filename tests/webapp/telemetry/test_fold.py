@@ -152,12 +152,10 @@ def test_the_load_of_the_sandbox_is_a_series(run: Run) -> None:
     assert [shown(run, key)[0] for key in keys] == [(7, 6.0), (7, 0.1), (7, 2.0), (7, 4.0), (7, 0.5)]
 
 
-def test_the_load_of_an_engine_belongs_to_the_step_under_way(run: Run) -> None:
-    attempt = Attempt()
-    tell(run, attempt, started(), EngineLoad(engine="vllm-0", metrics={"running": 1.0}))
-    assert queries.keys_of(run) == []  # no stage yet: no place on the axis
-    load = EngineLoad(engine="vllm-0", metrics={"running": 3.0, "cache": float("inf")})
-    tell(run, attempt, stage_started(), step(1), load, step(2))
+def test_the_load_of_an_engine_belongs_to_the_step_that_it_names(run: Run) -> None:
+    """Also when the step before is told after it: a checkpoint is written behind the next step."""
+    load = EngineLoad(stage="rl", step=2, engine="vllm-0", metrics={"running": 3.0, "cache": float("inf")})
+    tell(run, Attempt(), started(), stage_started(), load, step(1), step(2))
     assert shown(run, "engine.vllm-0.running") == [(6, 3.0)]
     assert queries.series(run, ["engine.vllm-0.cache"])["engine.vllm-0.cache"].non_finite == [{"x": 6, "which": "inf"}]
 

@@ -203,6 +203,9 @@ def test_datasets_that_are_here_are_found_again(run: Run, tmp_path: Path) -> Non
         project=run.project, name="d", version=1, sha256="0" * 64, count=1, created_by=run.created_by
     )
     run.datasets = {"rl": dataset.pk}
+    problems = Path(run.folder) / "data" / f"{dataset.pk}.jsonl"
+    problems.parent.mkdir(parents=True)
+    problems.write_text('{"problem": "1+1?", "answer": "2"}\n')
     job = services.job_of(run)
     run.delete()
     ingest(RunFolder.create(tmp_path / "with-data", job).path)
