@@ -1,4 +1,4 @@
-"""Run every measurement, print a table, write JSON with the settings of the machine beside the numbers."""
+"""Run every measurement, print tables, write JSON with the settings of the machine beside the numbers."""
 
 import argparse
 import asyncio
@@ -12,23 +12,61 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import pure_rules, sandbox_calls
+from benchmarks.learner import measuring
+from benchmarks.learner.trl_arm import find_trl
 
 ROOT = Path(__file__).resolve().parent.parent
+REACHED = {True: "reached", False: "not reached", None: ""}
 
 
 def machine() -> dict[str, Any]:
-    return {"python": platform.python_version(), "kernel": platform.release(), "cores": os.cpu_count()}
+    """The load is that of the minute before: other work on the cores makes spreads wide."""
+    return {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+# --- tables ---
 
 
 def show(results: dict[str, Any]) -> None:
-    table = Table("program", "starloom p50 ms", "subprocess p50 ms", "ratio", title="One call after the other")
-    for name, row in results["sandbox_calls"].items():
-        ms = row["p50_ms"]
-        table.add_row(name, f"{ms['starloom']:.1f}", f"{ms['subprocess']:.1f}", f"{row['ratio']:.1f}x")
     console = Console()
-    console.print(table)
+    console.print(sandbox_table(results["sandbox_calls"]))
+    for name, found in results["learner"].items():
+        console.print(learner_table(name, found))
     for name, value in results["pure_rules"].items():
         console.print(f"{name}: {value:,.2f}")
+
+
+def sandbox_table(found: dict[str, Any]) -> Table:
+    table = Table("program", "starloom p50 ms", "subprocess p50 ms", "ratio", title="One call after the other")
+    for name, row in found.items():
+        ms = row["p50_ms"]
+        table.add_row(name, f"{ms['starloom']:.1f}", f"{ms['subprocess']:.1f}", f"{row['ratio']:.1f}x")
+    return table
+
+
+def learner_table(name: str, found: dict[str, Any]) -> Table:
+    """Each arm a row, ours against it; a must that is not reached says so."""
+    batch, arms = found["batch"], found["arms"]
+    title = (
+        f"One update, {name} model ({found['settings']['parameters']:,} parameters): {batch['samples']} samples of "
+        f"{batch['shortest']} to {batch['longest']} tokens; packed: {arms['packed']['tokens_per_s']:,.0f} tokens/s"
+    )
+    table = Table("against", "tokens/s", "ratio", "spread", "of CPU time", "must", "", title=title)
+    for row in found["ratios"]:
+        must = "" if row["must"] is None else f">= {row['must']}x"
+        if row["ran"]:
+            least, most = row["spread"]
+            speed = f"{arms[row['against']]['tokens_per_s']:,.0f}"
+            figures = (speed, f"{row['ratio']:.2f}x", f"{least:.2f} to {most:.2f}", f"{row['cpu_ratio']:.2f}x")
+            table.add_row(row["against"], *figures, must, REACHED[row["reached"]])
+        else:
+            table.add_row(row["against"], "", "", "", "", must, f"not run: {row['reason']}")
+    return table
 
 
 def main() -> None:
@@ -39,6 +77,7 @@ def main() -> None:
         "machine": machine(),
         "sandbox_calls": asyncio.run(sandbox_calls.measure(ROOT / ".venv-sandbox" / "bin" / "python")),
         "pure_rules": pure_rules.measure(),
+        "learner": measuring.measure(find_trl()),
     }
     show(results)
     if arguments.json:

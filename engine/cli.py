@@ -1,17 +1,18 @@
-"""The command line of the engine: check, run, resume, report.
+"""The command line of the engine: check, plan, run, resume, report, explain-roc, bench.
 
-Exit codes: 0 finished, 1 failed, 2 wrong recipe, folder or setting, 3 stopped on request, 4 dismissed by the platform
-(another launch of the run has taken over). With STARLOOM_PLATFORM_URL and STARLOOM_RUN_TOKEN in the environment a run
-is shipped to that platform and takes its commands. Needs no terminal. Leaves out everything that a run does:
-``engine.stages``.
+Exit codes: 0 finished, 1 failed, 2 wrong recipe, folder or setting, 3 stopped on request or (``bench``) not run here, 4
+dismissed by the platform (another launch of the run has taken over). With STARLOOM_PLATFORM_URL and STARLOOM_RUN_TOKEN
+in the environment a run is shipped to that platform and takes its commands. Needs no terminal. Leaves out everything
+that a run does: ``engine.stages``.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,18 +21,24 @@ from ulid import ULID
 
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import Event
-from engine.contract.job import JobSpec, RecipeError, load_recipe
+from engine.contract.job import RecipeError, load_recipe
+from engine.contract.provenance import new_job
+from engine.downsample import what_if
 from engine.environment import prepare_environment
 from engine.sink.platform_client import Address, PlatformClient, WrongAddress
 from engine.sink.run_folder import RunFolder, RunFolderError
 from engine.sink.shipper import Pace, Shipper
 from engine.stages.commands import Inbox, Superseded
+from engine.view.explain import as_json, deviation_lines, parse_settings, print_explanation, read_group
 from engine.view.progress import LiveView
 from engine.view.report import write_report
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code.")
+bench = typer.Typer(no_args_is_help=True, help="Measure parts of the engine on this machine.")
+app.add_typer(bench, name="bench")
 
 FAILED, WRONG, STOPPED, DISMISSED = 1, 2, 3, 4
+NOT_RUN = 3
 
 HAND_OVER_S = 60.0
 """Seconds that a launch of the platform waits for the engine of the one before to end."""
@@ -90,7 +97,7 @@ def run(
         else:
             found = load_recipe(recipe)
             run_id = f"run_{str(ULID()).lower()}"
-            job = JobSpec(run_id=run_id, created_at=time.time(), digest=found.digest, recipe=found)
+            job = new_job(found, run_id)
             folder = RunFolder.create(out, job, recipe.read_text(encoding="utf-8"))
     except (RecipeError, RunFolderError) as error:
         raise refuse(error) from error
@@ -114,6 +121,85 @@ def report(folder: FolderArgument) -> None:
         typer.echo(f"report: {write_report(RunFolder.open(folder).path).resolve().as_uri()}")
     except RunFolderError as error:
         raise refuse(error) from error
+
+
+@app.command("explain-roc")
+def explain_roc(
+    file: Annotated[Path, typer.Argument(help="A group's record, JSON, or JSONL of many.", show_default=False)],
+    group: Annotated[str | None, typer.Option(help="Group to pick from many.", show_default=False)] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="What if: kind, keep or a setting of the rule; repeatable."),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Explain which rollouts of a group were kept, step by step. Exits 1 for a record that contradicts itself."""
+    try:
+        record = read_group(file, group)
+        other = what_if(record, parse_settings(settings)) if settings else None
+    except ValueError as error:
+        raise refuse(error) from error
+    if plain:
+        typer.echo(json.dumps(as_json(record, other)))
+    else:
+        print_explanation(record, other)
+    for line in (wrong := deviation_lines(record)):
+        say(line, error=True)
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    device_memory_gb: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="N", help="Memory of one device, 10^9 bytes: say what fits.", show_default=False),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how much memory a recipe needs: each learner rank and each rollout engine, by what takes it."""
+    from engine.bench.architecture import UnknownModel
+    from engine.bench.plan import plan_recipe
+    from engine.bench.plan_table import plans_as_json, print_plans
+
+    try:
+        plans = plan_recipe(load_recipe(recipe))
+    except (RecipeError, UnknownModel) as error:
+        raise refuse(error) from error
+    if plain:
+        typer.echo(json.dumps(plans_as_json(plans, device_memory_gb)))
+    else:
+        print_plans(plans, device_memory_gb)
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@bench.command("learner")
+def bench_learner(
+    device: Annotated[Device, typer.Option(help="What to measure on; ROCm calls a GPU cuda too.")],
+    plain: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON there too.", show_default=False)] = None,
+) -> None:
+    """Time GRPO steps of a random-weight Qwen3, on an idle machine. Exits 3, and says why, where it cannot be run."""
+    prepare_environment()
+    from engine.bench import learner  # torch and DeepSpeed: seconds
+    from engine.bench.learner_table import print_bench
+
+    reason = learner.not_run(device.value)
+    found = learner.bench_learner(device.value) if reason is None else {"ran": False, "reason": reason}
+    if out is not None:
+        out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if plain:
+        typer.echo(json.dumps(found))
+    elif reason is None:
+        print_bench(found)
+    if reason is not None:
+        say(f"not run: {reason}", error=True)
+        raise typer.Exit(NOT_RUN)
 
 
 def go(folder: RunFolder, sandbox: str | None, flush_s: float) -> None:

@@ -36,6 +36,10 @@ BF16 = {
 """bf16 weights with fp32 masters; gradients are added up in fp32, over passes and over ranks."""
 
 
+BUCKET = 500_000_000
+"""DeepSpeed's default of ``reduce_bucket_size``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optim:
     """Fields as in ``TrainedStage`` and ``LearnerResources``. Rates are the base that ``lr_scale`` multiplies."""
@@ -70,9 +74,9 @@ class Optim:
         rates = {"lr": self.learning_rate * scale}
         return rates | {"muon_lr": self.muon_learning_rate * scale} if self.optimizer == "muon" else rates
 
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's configuration."""
-        zero: dict[str, Any] = {"stage": self.zero_stage}
+    def deepspeed(self, trained: int) -> dict[str, Any]:
+        """DeepSpeed's configuration for ``trained`` parameters."""
+        zero: dict[str, Any] = {"stage": self.zero_stage, "reduce_bucket_size": bucket_places(trained)}
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu"}
         return {
@@ -93,6 +97,11 @@ class Optim:
 
     def _common(self) -> dict[str, Any]:
         return {"betas": list(self.betas), "weight_decay": self.weight_decay}
+
+
+def bucket_places(trained: int) -> int:
+    """Places of the buffer that gradients are reduced in. DeepSpeed allocates all of it, however small the model."""
+    return min(BUCKET, trained)
 
 
 def _zero_stage(resources: LearnerResources, *, muon: bool) -> int:

@@ -1,5 +1,6 @@
 """The command line with good and with bad input: what it says and how it exits. Nothing heavy is started."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from engine import cli
 from engine.cli import app
 from engine.sink.run_folder import RunFolder
 
-RECIPES = Path(__file__).resolve().parents[2] / "engine" / "recipes"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "engine" / "recipes"
+GROUP = ROOT / "docs" / "examples" / "roc-group.json"
 
 
 def call(*arguments: str | Path) -> Result:
@@ -109,3 +112,52 @@ def test_a_sandbox_is_named_by_option_or_environment(
     assert call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run", *arguments).exit_code == 0
     assert call("resume", tmp_path / "run", *arguments).exit_code == 0
     assert given == ["unix:/a.sock"] * 2
+
+
+def test_a_selection_is_explained() -> None:
+    result = call("explain-roc", GROUP)
+    assert result.exit_code == 0, result.output
+    assert "Quota of wrong ones: floor(13 x 16 / 32 = 6.5) = 6." in result.output
+    assert "Kept: 0, 6, 9, 10, 12, 14, 18, 19, 21, 22, 23, 24, 26, 29, 30, 31" in result.output
+
+
+def test_a_selection_is_explained_to_programs_with_a_what_if() -> None:
+    result = call(
+        "explain-roc", GROUP, "--set", "min_per_class=0", "--set", "mode=sorted", "--set", "eps=0.1", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    other = json.loads(result.stdout)["what_if"]["record"]
+    assert other["rule"] == {"kind": "roc", "mode": "sorted", "min_per_class": 0, "eps": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "eps=small"], "eps: expected a number, got 'small'"),
+        (["--set", "eps"], "--set 'eps': expected name=value"),
+        (["--set", "luck=1"], "'luck': roc has no such setting"),
+        (["--group", "another"], "has no group 'another'"),
+    ],
+)
+def test_a_what_if_that_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:
+    result = call("explain-roc", GROUP, *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_group_file_with_a_wrong_field_is_refused_and_the_field_named(tmp_path: Path) -> None:
+    group = tmp_path / "group.json"
+    group.write_text(GROUP.read_text("utf-8").replace('"calls": 4', '"calls": "\\u001b[2J"', 1))
+    result = call("explain-roc", group)
+    assert result.exit_code == 2
+    assert re.search(r"candidates\[\d+\]\.calls: expected a whole number, got '\\x1b\[2J'", result.output)
+
+
+def test_a_record_that_contradicts_itself_is_told(tmp_path: Path) -> None:
+    plain = json.loads(GROUP.read_text("utf-8"))
+    plain["selection"]["kept"] = [1, 2, 3]
+    group = tmp_path / "group.json"
+    group.write_text(json.dumps(plain))
+    result = call("explain-roc", group)
+    assert result.exit_code == 1
+    assert "kept: stored (1, 2, 3), recomputed (0, 6, 9" in result.output
