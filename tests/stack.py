@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSWORD = "correct horse battery"
 START_S, STOP_S = 120, 90
 
-SCRIPTED_RECIPE = """
+SCRIPTED_MODEL = """
 name = "scripted"
 [model]
 kind = "tiny-qwen3"
@@ -46,6 +46,9 @@ ffn_size = 64
 vocab_size = 512
 [rollout]
 kind = "scripted"
+"""
+
+SCRIPTED_RECIPE = f"""{SCRIPTED_MODEL}
 [[stages]]
 name = "sft"
 kind = "sft"

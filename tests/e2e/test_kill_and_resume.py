@@ -22,7 +22,7 @@ from engine.contract.events import Event, Phase, RunFinished, RunStopped, StepFi
 from engine.contract.job import RlStage, load_recipe
 from engine.stages.problems import GeneratedPool, held_out_texts
 from tests.e2e.traces import Trace, trace
-from tests.stack import SCRIPTED_RECIPE
+from tests.stack import SCRIPTED_MODEL, SCRIPTED_RECIPE
 
 pytestmark = [pytest.mark.e2e]
 
@@ -47,17 +47,7 @@ FULL_RECIPE = SCRIPTED_RECIPE.replace(
 ).replace("rollouts_per_problem = 8\nkeep_per_problem = 4", "rollouts_per_problem = 4\nkeep_per_problem = 2")
 FULL_RECIPE += CALM
 
-TWO_RANKS_RECIPE = f"""
-name = "two-ranks"
-[model]
-kind = "tiny-qwen3"
-hidden_size = 32
-layers = 1
-heads = 2
-ffn_size = 64
-vocab_size = 512
-[rollout]
-kind = "scripted"
+TWO_RANKS_RECIPE = f"""{SCRIPTED_MODEL}
 [learner]
 ranks = 2
 zero_stage = 2
