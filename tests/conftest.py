@@ -6,6 +6,7 @@ would compile for minutes or fail. Processes that tests start inherit them.
 
 import os
 
+import setuptools  # noqa: F401  # before pip (scripts.lock): it refuses to be loaded later, and torch's C++ loader needs it
 from hypothesis import settings
 
 from engine.environment import prepare_environment

@@ -194,6 +194,7 @@ def assert_every_step_once(told: list[Event]) -> None:
     assert set(rl.values()) == {1}, "with a checkpoint at every step no step is even told twice"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_learner_ranks_killed_with_the_engine_go_on_to_the_bit(
     write_recipe: Callable[[str], Path], tmp_path: Path, tools: Tools

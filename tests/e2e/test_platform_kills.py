@@ -30,6 +30,7 @@ def until_step(stack: Stack, run_id: str, step: int) -> None:
     stack.until(reached, 120, f"step {step} never came")
 
 
+@pytest.mark.long
 def test_parts_of_the_platform_killed_one_after_the_other(platform_stack: Stack) -> None:
     run_id = platform_stack.start_scripted(name="kills", steps=STEPS)
     for step, part in enumerate(("web", "postgres", "valkey", "worker", "sandbox", "agent"), start=1):

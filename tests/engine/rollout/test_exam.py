@@ -376,6 +376,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 async def test_killing_the_controller_leaves_no_vllm(shared_folder, until_gone) -> None:
     model = write_tiny_qwen3(shared_folder / "killed", 1)
