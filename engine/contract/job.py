@@ -179,7 +179,7 @@ class TrainedStage(Stage):
     checkpoints_kept: PositiveInt = Field(default=2, description="Newest checkpoints of the stage kept while it runs.")
     best_by: str | None = Field(
         default=None,
-        min_length=1,
+        pattern=r"^-?[a-z][a-z0-9_@]{0,40}$",
         description="Metric of `step.finished` whose best checkpoint is kept too (`-name`: smallest is best).",
     )
 

@@ -13,6 +13,7 @@ from sandbox.contract import ExecRequest, Limits
 from tests.sandbox.support import PYTHON, SandboxThread
 
 
+@pytest.mark.e2e
 def test_forkserver_behaviour(sandbox: SandboxThread) -> None:
     assert sandbox.run(failures(sandbox.client.node.backend.run, BEHAVIOUR)) == []
 
@@ -29,6 +30,7 @@ def test_memory_of_all_processes_counts_together(sandbox: SandboxThread) -> None
 
 
 @pytest.mark.asyncio
+@pytest.mark.e2e
 async def test_subprocess_behaviour() -> None:
     backend = SubprocessBackend(PYTHON, slots=1)
     await backend.start()

@@ -76,6 +76,7 @@ async def client(scripted: Scripted, path: Path) -> AsyncIterator[SandboxClient]
         yield client
 
 
+@pytest.mark.e2e
 def test_a_sandbox_behind_a_socket_passes_the_exam_of_backends(sandbox: SandboxThread, path: Path) -> None:
     async def sit() -> list[str]:
         async with gateway(sandbox.client, path), sandbox_at(f"unix:{path}") as client:

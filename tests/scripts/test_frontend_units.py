@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts.environments import both
 from scripts.node import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.e2e
 def test_they_pass() -> None:
     folder = ROOT / "frontend"
     files = [str(path.relative_to(folder)) for path in sorted((folder / "test").glob("*.test.ts"))]

@@ -158,6 +158,7 @@ WRITERS, EVENTS_EACH, PER_BATCH = 20, 1000, 250
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.e2e
 def test_f025_parallel_writers_lose_nothing() -> None:
     """Sixteen runs with a writer each, and four writers on one run: two attempts, each sent by two at once."""
     assert case("F025")["input"] == {"parallel_writers": WRITERS - 4, "metric_events": WRITERS * EVENTS_EACH}
