@@ -14,6 +14,7 @@ from rich.table import Table
 from benchmarks import pure_rules, sandbox_calls
 from benchmarks.learner import measuring
 from benchmarks.learner.trl_arm import find_trl
+from sandbox.bench import report
 
 ROOT = Path(__file__).resolve().parent.parent
 REACHED = {True: "reached", False: "not reached", None: ""}
@@ -34,19 +35,11 @@ def machine() -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     console = Console()
-    console.print(sandbox_table(results["sandbox_calls"]))
+    report.show(results["sandbox_calls"], console)
     for name, found in results["learner"].items():
         console.print(learner_table(name, found))
     for name, value in results["pure_rules"].items():
         console.print(f"{name}: {value:,.2f}")
-
-
-def sandbox_table(found: dict[str, Any]) -> Table:
-    table = Table("program", "starloom p50 ms", "subprocess p50 ms", "ratio", title="One call after the other")
-    for name, row in found.items():
-        ms = row["p50_ms"]
-        table.add_row(name, f"{ms['starloom']:.1f}", f"{ms['subprocess']:.1f}", f"{row['ratio']:.1f}x")
-    return table
 
 
 def learner_table(name: str, found: dict[str, Any]) -> Table:

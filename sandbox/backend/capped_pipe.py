@@ -3,60 +3,65 @@
 import asyncio
 import fcntl
 import os
+import sys
+import termios
 from collections.abc import Callable
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _CHUNK = 65536  # a pipe's capacity
+_INT = bytes(4)
+QUICK_S = 0.002
+"""Most programs are over sooner and wrote less than a pipe holds: until then `watch` is not worth its cost."""
 
 
 class CappedPipe:
-    """Collects what arrives on a new pipe, up to `cap` bytes; more than that calls `overflow`.
+    """Collects what arrives on the pipe `fd` from now until `finish`, up to `cap` bytes; more calls `overflow`.
 
-    `write_fd` is the end for the program; `close_write_end` as soon as it has been handed over.
+    What lies in the pipe already was written before, by a thread of an earlier cell say: it is nobody's, and dropped.
+    The pipe is left to fill until `watch`.
     """
 
-    def __init__(self, cap: int, overflow: Callable[[], None]) -> None:
+    def __init__(self, fd: int, cap: int, overflow: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._cap, self._overflow = cap, overflow
+        self._fd, self._cap, self._overflow = fd, cap, overflow
         self._data = bytearray()
-        self._read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        self._loop.add_reader(self._read_fd, self._take)
+        self._watched = False
+        if waiting := _waiting(fd):
+            os.read(fd, waiting)
 
-    def close_write_end(self) -> None:
-        if self.write_fd >= 0:
-            os.close(self.write_fd)
-            self.write_fd = -1
+    def watch(self) -> None:
+        """Read whatever comes, as it comes. To be called after `QUICK_S` at the latest."""
+        self._watched = True
+        self._loop.add_reader(self._fd, self._take, _CHUNK)
 
     def finish(self) -> bytes:
-        """Take what is still in the pipe, close both ends, and return everything."""
-        self.close_write_end()
-        while self._read_fd >= 0 and self._take():
-            pass
-        self._close()
+        """Everything that was written until now."""
+        if waiting := _waiting(self._fd):  # no more than that: a thread may go on writing as fast as we read
+            self._take(waiting)
+        if self._watched:
+            self._loop.remove_reader(self._fd)
         return bytes(self._data)
 
-    def _take(self) -> bool:
-        """True if there may be more. One read at a time, so that a flood cannot hold up the event loop."""
-        try:
-            chunk = os.read(self._read_fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self._close()
-            return False
+    def _take(self, most: int) -> None:
+        chunk = os.read(self._fd, most)
         room = self._cap - len(self._data)
         self._data += chunk[:room]
         if len(chunk) > room:
-            self._close()  # the program gets EPIPE until it is killed
             self._overflow()
-        return self._read_fd >= 0
+        if self._watched and (len(chunk) > room or not chunk):
+            self._loop.remove_reader(self._fd)  # it ended, or will be killed: the pipe fills and it waits
 
-    def _close(self) -> None:
-        if self._read_fd >= 0:
-            self._loop.remove_reader(self._read_fd)
-            os.close(self._read_fd)
-            self._read_fd = -1
+
+def _waiting(fd: int) -> int:
+    """Bytes in the pipe."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, _INT), sys.byteorder)
+
+
+def open_pipe() -> tuple[int, int]:
+    """A read end for a `CappedPipe`, and the write end for a program."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    return read_end, write_end
 
 
 def sealed_memory(data: bytes) -> int:

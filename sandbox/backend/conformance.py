@@ -1,13 +1,15 @@
 """The exam that every backend passes: what programs may expect, then what hostile ones must not get.
 
-Used by the tests and by anyone who brings up a machine, a backend or a way to one. Hostile checks print ESCAPED
-when they get through. Backends without isolation (`SubprocessBackend`) sit the first part only.
+Used by the tests, by `python -m sandbox selfcheck` and by anyone who brings up a machine, a backend or a way to one.
+Hostile checks print ESCAPED when they get through. `exam` says what each tier sits; what the container tier fails is
+listed, with the reason, and has to go on failing, so that the list stays true. Sessions have an exam of their own.
 """
 
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, Tier
 
 Run = Callable[[ExecRequest], Awaitable[ExecResult]]
 
@@ -90,6 +92,21 @@ BEHAVIOUR = (
     _prints("files", "x\n", "open('a', 'w').write('x')", "print(open('a').read())"),
     _prints("files of another call", "False\n", "import os; print(os.path.exists('a'))"),
     _prints("its own module", "1\n", "open('mine.py', 'w').write('x = 1')", "import mine; print(mine.x)"),
+    _prints("a /proc of its own", "Name:\n", "print(open('/proc/self/status').readline()[:5])"),
+    _prints(
+        "modes of its files",
+        "0o700\n",
+        "import os; open('a', 'w'); os.chmod('a', 0o700)",
+        "print(oct(os.stat('a').st_mode & 0o777))",
+    ),
+    _prints(
+        "copies files",
+        "True\n",
+        "import os, shutil",
+        "shutil.copy2(os.__file__, 'os.py')",
+        "print(os.path.exists('os.py'))",
+    ),
+    _prints("makes a socket", "True\n", "import socket; print(socket.socket().fileno() > 2)"),
     _prints("broken builtins", "", "import builtins; builtins.print = builtins.open = None"),
     _prints("no wait for a daemon", "x\n", "import subprocess", "subprocess.Popen(['sleep', '60']); print('x')"),
     _fails("exit code", 3, "", "raise SystemExit(3)"),
@@ -124,6 +141,14 @@ def _syscall(name: str, arguments: str) -> Check:
     return _attack(name, load, f"if libc.syscall({arguments}) != -1: print('ESCAPED')")
 
 
+_THREADS = (
+    "import threading, time",
+    "try:",
+    "  for _ in range(300): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "  print('ESCAPED')",
+    "except RuntimeError: pass",
+)
+
 HOSTILE = (
     _escape_if("user id", "0 in (*os.getresuid(), *os.getresgid(), *os.getgroups())"),
     _escape_if(
@@ -140,6 +165,14 @@ HOSTILE = (
     _escape_if("descriptors of others", "len(os.listdir('/proc/self/fd')) > 4"),
     _must_raise("our package", "import sandbox"),
     _must_raise("host files", "open('/etc/shadow')"),
+    _escape_if("names of host files", "os.path.exists('/var')"),
+    _escape_if(
+        "modes of the interpreter",
+        "os.stat(os.__file__).st_mode != before",
+        "before = os.stat(os.__file__).st_mode",
+        "try: os.chmod(os.__file__, before ^ 0o1000)",
+        "except OSError: pass",
+    ),
     _must_raise("write to the interpreter", "open(os.__file__, 'r+b')"),
     _must_raise("write to /dev/shm", "open('/dev/shm/x', 'w')"),
     _must_raise("write to the root", "open('/x', 'w')"),
@@ -150,6 +183,25 @@ HOSTILE = (
     _must_raise("netlink socket", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"),
     _must_raise("raise a hard limit", "resource.setrlimit(resource.RLIMIT_CPU, (99999, 99999))"),
     _must_raise("kill everyone", "os.kill(-1, 9)"),
+    _attack(
+        "signals to others",
+        "import os",
+        "for pid in {*range(2, 40000), os.getppid()} - {0, os.getpid()}:",
+        "  try: os.kill(pid, 0); print('ESCAPED', pid)",
+        "  except OSError: pass",
+    ),
+    _attack(
+        "limits of others",
+        "import os, resource",
+        "for pid in {*range(2, 40000), os.getppid()} - {0, os.getpid()}:",
+        "  try: resource.prlimit(pid, resource.RLIMIT_CPU); print('ESCAPED', pid)",
+        "  except OSError: pass",
+    ),
+    _must_raise("memory of the parent", "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)"),
+    _must_raise(
+        "datagram to a named socket",
+        "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '\\0starloom')",
+    ),
     _syscall("user namespace", "272, 0x10000000"),
     _syscall("clone into a namespace", "56, 0x10000011, 0, 0, 0, 0"),
     _syscall("clone3", "435, 0, 0"),
@@ -160,13 +212,24 @@ HOSTILE = (
     _syscall("mount", "165, b'tmpfs', b'/tmp', b'tmpfs', 0, 0"),
     _syscall("umount", "166, b'/proc', 2"),
     _syscall("a system call from the future", "457, 0, 0"),
+    _attack("too many threads", *_THREADS),
+    _attack("too many threads with small stacks", "import threading; threading.stack_size(65536)", *_THREADS),
     _attack(
-        "too many threads",
-        "import threading, time",
+        "too many files",
         "try:",
-        "  for _ in range(300): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        "  for number in range(600): open(str(number), 'w').close()",
         "  print('ESCAPED')",
-        "except RuntimeError: pass",
+        "except OSError: pass",
+        scratch_mb=4,
+    ),
+    _attack(
+        "files too large together",
+        "try:",
+        "  for number in range(4):",
+        "    with open(str(number), 'wb') as file: file.write(bytes(3 << 20))",
+        "  print('ESCAPED')",
+        "except OSError: pass",
+        scratch_mb=4,
     ),
 )
 
@@ -181,11 +244,45 @@ MEMORY_OF_MANY = _attack(
 )
 
 
-async def failures(run: Run, checks: tuple[Check, ...]) -> list[str]:
-    """Sit the exam, one check after the other: `Backend.run`, or `Executor.execute` of any sandbox. Empty: passed."""
-    complaints = []
+_NO_PROCESSES = "no new process can be made: without a pid namespace nothing would end it with its call"
+_NO_QUOTA = "only the size of one file is limited: give $TMPDIR a volume with a quota"
+CONTAINER_GAPS = {
+    "subprocess": _NO_PROCESSES,
+    "multiprocessing": _NO_PROCESSES,
+    "no wait for a daemon": _NO_PROCESSES,
+    "a /proc of its own": "all of /proc is closed: what it shows is not the program's alone",
+    "modes of its files": "chmod, chown and utime answer that they worked and do nothing",
+    "makes a socket": "there is no network namespace: no socket at all but pairs of them",
+    "names of host files": "contents and folders are closed, but a guessed name tells whether it exists, and its size",
+    "too many threads with small stacks": "threads are bounded by the address space alone: set a pids limit on the pod",
+    "too many files": _NO_QUOTA,
+    "files too large together": _NO_QUOTA,
+    # As root only: an ordinary user's programs are not root, though they are that user.
+    **({"user id": "the user id is the node's: run the node as an ordinary user"} if os.geteuid() == 0 else {}),
+}
+"""Checks that programs of the container tier fail -> why, or what happens instead."""
+
+
+def exam(tier: Tier) -> tuple[Check, ...]:
+    """What the programs of `tier` must pass."""
+    if tier == "none":
+        return BEHAVIOUR
+    gaps = CONTAINER_GAPS if tier == "container" else {}
+    return tuple(check for check in BEHAVIOUR + HOSTILE if check.name not in gaps)
+
+
+def gaps(tier: Tier) -> tuple[Check, ...]:
+    """What the programs of `tier` fail, as is known and documented."""
+    return tuple(check for check in BEHAVIOUR + HOSTILE if tier == "container" and check.name in CONTAINER_GAPS)
+
+
+async def sit(run: Run, checks: tuple[Check, ...]) -> AsyncIterator[tuple[Check, str]]:
+    """Sit the exam, one check after the other: each with its complaint, empty where it passed."""
     for check in checks:
         request = ExecRequest(id=check.name, code=check.code, stdin=check.stdin, limits=check.limits)
-        if complaint := check.complaint(await run(request)):
-            complaints.append(complaint)
-    return complaints
+        yield check, check.complaint(await run(request))
+
+
+async def failures(run: Run, checks: tuple[Check, ...]) -> list[str]:
+    """The complaints of `sit`, for `Backend.run` or `Executor.execute` of any sandbox. Empty: passed."""
+    return [complaint async for _, complaint in sit(run, checks) if complaint]

@@ -3,17 +3,16 @@
 import os
 import re
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, ProgramError
 
 _CLAIM = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?", re.DOTALL)
-_LINE = re.compile(r'^ *File "(?:.*/)?main\.py", line (\d+)', re.MULTILINE)
+_PROGRAM = r"(?:.*/)?main\.py"
 _TAIL = 20_000  # characters of stderr searched for a traceback
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What was seen from outside of the program."""
 
     stdout: bytes
@@ -25,12 +24,14 @@ class Facts:
     stopped_for: ExecStatus | None = None  # why we killed it, if we did
     oom_killed: bool = False  # the memory cgroup's counter rose
     address_space_limited: bool = False  # no cgroup: a MemoryError is then how the limit shows
+    why: str = ""  # `stopped_for` in a sentence, if the usual one will not do
+    session_kept: bool | None = None  # of a session's cell: whether its process lives on
 
 
 def result_of(request: ExecRequest, facts: Facts) -> ExecResult:
     """Decide the status and put everything in its place."""
     stderr = facts.stderr.decode("utf-8", "replace")
-    error = claimed_error(stderr)
+    error = claimed_error(stderr, None if request.session is None else request.cell)
     code = os.waitstatus_to_exitcode(facts.wait_status)
     status = _status(facts, code, error, request.limits)
     return ExecResult(
@@ -42,6 +43,7 @@ def result_of(request: ExecRequest, facts: Facts) -> ExecResult:
         wall_s=facts.wall_s,
         queued_s=facts.queued_s,
         error=error,
+        session_kept=facts.session_kept,
         detail=_detail(status, code, facts, request.limits),
     )
 
@@ -73,13 +75,15 @@ def killed_from_outside(facts: Facts, limits: Limits) -> bool:
 
 
 def _detail(status: ExecStatus, code: int, facts: Facts, limits: Limits) -> str:
+    if facts.why and status is facts.stopped_for:
+        return facts.why
     match status:
         case ExecStatus.OK:
             return ""
         case ExecStatus.MEMORY:
             return f"The program went over its memory limit, memory_mb = {limits.memory_mb}."
         case ExecStatus.TIMEOUT if facts.stopped_for is None:
-            return f"The program went over its limit of CPU time, cpu_s = {limits.cpu_s:g}."
+            return over_cpu_limit(limits)
         case ExecStatus.TIMEOUT:
             return f"The program ran longer than its limit, wall_s = {limits.wall_s:g}."
         case ExecStatus.OUTPUT_LIMIT:
@@ -91,6 +95,11 @@ def _detail(status: ExecStatus, code: int, facts: Facts, limits: Limits) -> str:
     return f"The program exited with code {code}."
 
 
+def over_cpu_limit(limits: Limits) -> str:
+    """The sentence for it."""
+    return f"The program went over its limit of CPU time, cpu_s = {limits.cpu_s:g}."
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -98,10 +107,14 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def claimed_error(stderr: str) -> ProgramError | None:
-    """The exception at the end of `stderr`, if it ends like an uncaught one."""
+def claimed_error(stderr: str, cell: int | None = None) -> ProgramError | None:
+    """The exception at the end of `stderr`, if it ends like an uncaught one. Lines are those of cell `cell`, even if
+    the last frame is in a function of an earlier cell.
+    """
     tail = stderr[-_TAIL:]
-    if not tail.endswith("\n") or not (lines := [*_LINE.finditer(tail)]):
+    name = _PROGRAM if cell is None else f"<cell {cell}>"
+    frames = rf'^ *File "{name}", line (\d+)'
+    if not tail.endswith("\n") or not (lines := [*re.finditer(frames, tail, re.MULTILINE)]):
         return None
     # The claim is the first line at the margin after the last frame; its message may span several lines.
     after = tail[lines[-1].end() :].split("\n")[1:-1]

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from sandbox.contract import ExecRequest, ExecResult, SandboxUnavailable
+from sandbox.contract import ExecRequest, ExecResult, SandboxUnavailable, Tier
 
 
 class CallLost(SandboxUnavailable):
@@ -14,7 +14,17 @@ class Backend(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many programs run at once."""
+        """How many programs run at once. Sessions that wait for their next cell take no slot."""
+        ...
+
+    @property
+    def tier(self) -> Tier:
+        """Isolation of the programs; known once it was started."""
+        ...
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that hold variables now."""
         ...
 
     async def start(self) -> None:
@@ -22,7 +32,13 @@ class Backend(Protocol):
         ...
 
     async def run(self, request: ExecRequest) -> ExecResult:
-        """Run one program. Raises `CallLost` or `SandboxUnavailable`; cancelling it kills the program."""
+        """Run one program or cell. Raises `CallLost`, `SessionLost`, `SandboxBusy` (too many sessions) or
+        `SandboxUnavailable`; cancelling it kills the program, and the session that it was a cell of.
+        """
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Let a session go; an unknown one is no error."""
         ...
 
     async def close(self) -> None:

@@ -48,11 +48,24 @@ class ExecResult(BaseModel):
     wall_s: float = Field(description="Seconds from the start of the program to its end.")
     queued_s: float = Field(description="Seconds that the call waited for a free slot.")
     error: ProgramError | None = Field(description="What the tail of stderr claims; null without a traceback.")
+    session_kept: bool | None = Field(
+        default=None,
+        description="Whether the session's variables are still there for its next cell; null without a session.",
+    )
+    node: str = Field(default="", description="Name of the node that ran it.")
     detail: str = Field(default="", description="One sentence for people; names the limit that was hit.")
 
 
 class SandboxUnavailable(Exception):
     """The sandbox could not run the call: our failure, and never a verdict on the program."""
+
+
+class SandboxBusy(SandboxUnavailable):
+    """Not started, for want of room: the queue is full, or `queue_s` is over. Nothing ran; it may be tried later."""
+
+
+class SessionLost(SandboxUnavailable):
+    """The state of this session is gone, through no doing of its programs: open a new one, with another name."""
 
 
 class RequestRefused(ValueError):
@@ -63,7 +76,8 @@ class Executor(Protocol):
     """Anything that runs programs: the client of a cluster, or a fake in a test."""
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run one program to its end. Raises `SandboxUnavailable` when the sandbox itself fails.
+        """Run one program to its end. Raises `SandboxUnavailable` when the sandbox itself fails, among it
+        `SandboxBusy` (nothing ran) and `SessionLost` (its variables are gone).
 
         A sandbox behind a socket raises `RequestRefused` for a request that is too large to be sent.
         """

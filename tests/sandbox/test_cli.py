@@ -1,41 +1,25 @@
-"""The two commands, with good and bad input."""
+"""The commands, with good and bad input. Lines of `batch`: test_batch.py; the command `node`: test_serving.py."""
 
+import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sandbox.support import PYTHON, ROOT
+from sandbox.contract import SandboxStatus
+from sandbox.doors.desk import Desk
+from sandbox.doors.http_door import HttpDoor
+from tests.sandbox.support import Scripted, cli_here, sandbox_cli
 
 pytestmark = pytest.mark.e2e
 
 
-def sandbox_cli(*arguments: str | Path, stdin: str = "", umask: int = -1) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sandbox", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={"STARLOOM_SANDBOX_PYTHON": str(PYTHON), "PATH": "/usr/bin:/bin"},
-        timeout=60,
-        umask=umask,
-        check=False,
-    )
-
-
-def test_it_works_for_who_lets_nobody_read_his_files() -> None:
-    assert sandbox_cli("exec", "-", stdin="print(6 * 7)", umask=0o077).stdout == "42\n"
-
-
-def test_exec_shows_output(tmp_path: Path) -> None:
+def test_exec_shows_output_also_for_who_lets_nobody_read_his_files(tmp_path: Path) -> None:
     program, stdin = tmp_path / "p.py", tmp_path / "in.txt"
     program.write_text("print(input().upper())")
     stdin.write_text("hé")
-    done = sandbox_cli("exec", program, "--stdin", stdin)
+    done = sandbox_cli("exec", program, "--stdin", stdin, umask=0o077)
     assert (done.returncode, done.stdout, done.stderr) == (0, "HÉ\n", "")
 
 
@@ -49,69 +33,67 @@ def test_exec_json_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), [(("absent.py",), "absent.py"), (("-", "--memory-mb", "1"), "memory_mb")]
+    ("arguments", "complaint"),
+    [
+        (("exec", "absent.py"), "absent.py"),
+        (("exec", "-", "--memory-mb", "1"), "memory_mb"),
+        (("exec", "-", "--at", "tcp://host"), "--at: a sandbox's URL looks like unix:"),
+        (("exec", "-", "--at", "unix:/s", "--tier", "full"), "--slots and --tier"),
+        (("status",), "python -m sandbox node --socket"),
+        (("token", "a b", "--tokens", "/nonexistent/t"), "token's name"),
+        (("token", "ada", "--tokens", "/nonexistent/t"), "/nonexistent/t"),
+    ],
 )
-def test_exec_names_bad_input(arguments: tuple[str, ...], complaint: str) -> None:
-    done = sandbox_cli("exec", *arguments)
-    assert done.returncode == 2
-    assert complaint in done.stderr
+def test_bad_input_is_named(arguments: tuple[str, ...], complaint: str) -> None:
+    code, stdout, stderr = cli_here(*arguments)
+    assert (code, stdout) == (2, "")
+    assert complaint in stderr
 
 
 def test_batch_keeps_order_and_goes_on_after_bad_lines() -> None:
     lines: list[Any] = [
         {"id": "slow", "code": "import time; time.sleep(0.3); print(input())", "stdin": "\ud800x"},
         {"id": "quick", "code": "print(2)", "limits": {"wall_s": 5}},
-        {"id": "key", "code": "", "limits": {"memory_gb": 1}},
-        {"id": "cells", "cells": []},
-        {"code": "print(1)"},
         {"id": "no code"},
-        7,
         {"id": "last", "code": "1/0"},
     ]
-    text = "\n".join([*map(json.dumps, lines[:2]), "{broken", "", *map(json.dumps, lines[2:])])
-    done = sandbox_cli("batch", "--slots", "2", stdin=text)
+    done = sandbox_cli("batch", "--slots", "2", stdin="\n".join(map(json.dumps, lines)))
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1, done.stderr
-    assert [answer["id"] for answer in answers] == [
-        "slow",
-        "quick",
-        None,
-        "key",
-        "cells",
-        None,
-        "no code",
-        None,
-        "last",
-    ]
-    assert [answer.get("status") for answer in answers] == ["ok", "ok", *[None] * 6, "error"]
-    assert [answer["error"]["line"] for answer in answers[2:8]] == [3, 5, 6, 7, 8, 9]
-    fields = [answer["error"]["field"] for answer in answers[2:8]]
-    assert fields == [None, "limits.memory_gb", "cells", "id", "code", None]
-    assert set(answers[1]) == {"id", "status", "stdout", "stderr", "exit_code", "wall_s", "queued_s", "error"}
-    assert answers[8]["error"]["type"] == "ZeroDivisionError"
+    assert [answer["id"] for answer in answers] == ["slow", "quick", "no code", "last"]
+    assert [answer.get("status") for answer in answers] == ["ok", "ok", None, "error"]
+    assert answers[2]["error"]["line"] == 3
+    assert answers[3]["error"]["type"] == "ZeroDivisionError"
 
 
-def test_batch_of_good_lines_succeeds() -> None:
-    done = sandbox_cli("batch", stdin='{"id": "a", "code": "print(1)"}\n')
-    assert (done.returncode, json.loads(done.stdout)["stdout"]) == (0, "1\n")
+async def test_status_shows_nodes_or_says_how_to_start_one() -> None:
+    class Empty(Scripted):
+        async def status(self) -> SandboxStatus:
+            return SandboxStatus(nodes=(), queued_interactive=0, queued_training=5)
+
+    async def shown(submitter: Scripted, *options: str) -> tuple[int, str]:
+        door = HttpDoor(Desk(submitter), "127.0.0.1", 0, None)
+        place = await door.open()
+        code, stdout, _ = await asyncio.to_thread(cli_here, "status", "--at", place, *options)
+        await door.close()
+        return code, " ".join(stdout.split())
+
+    code, page = await shown(Scripted())
+    assert (code, "1/4" in page, "Waiting: 7 interactive, 8 training calls" in page) == (0, True, True)
+    code, page = await shown(Empty())
+    assert (code, "python -m sandbox node --valkey URL" in page, "5 training" in page) == (1, True, True)
+    code, page = await shown(Scripted(), "--json")
+    assert (code, json.loads(page)["queued_training"]) == (0, 8)
 
 
-def test_batch_gives_a_numeric_id_back_as_a_number() -> None:
-    done = sandbox_cli("batch", stdin='{"id": 7, "code": "print(1)"}\n')
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["id"] == 7
-
-
-def test_missing_interpreter_is_our_failure_not_the_programs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sandbox", "exec", "-"],
-        input="print(1)",
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={"STARLOOM_SANDBOX_PYTHON": "/nonexistent/python"},
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "make setup" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "more", "complaint"),
+    [
+        (("exec", "-"), {"STARLOOM_SANDBOX_PYTHON": "/nonexistent/python"}, "make setup"),
+        (("exec", "-", "--tier", "none"), {}, "STARLOOM_SANDBOX_ALLOW_WEAK=1"),
+    ],
+)
+def test_our_failure_is_not_the_programs(arguments: tuple[str, ...], more: dict[str, str], complaint: str) -> None:
+    code, stdout, stderr = cli_here(*arguments, more=more)
+    assert (code, stdout) == (3, "")
+    assert complaint in stderr

@@ -4,7 +4,15 @@ import pytest
 from pydantic import ValidationError
 
 from sandbox.backend.outcome import claimed_error
-from sandbox.contract import ExecRequest, Limits
+from sandbox.contract import (
+    ExecRequest,
+    Limits,
+    Priority,
+    RequestRefused,
+    SandboxBusy,
+    SandboxUnavailable,
+    SessionLost,
+)
 
 
 def test_unknown_limit_is_named() -> None:
@@ -19,9 +27,36 @@ def test_limits_are_positive_and_described(field: str) -> None:
     assert Limits.model_fields[field].description
 
 
-def test_sessions_are_refused_clearly() -> None:
-    with pytest.raises(ValueError, match="sessions are not available yet"):
-        ExecRequest(code="", session="s1")
+def test_a_call_is_alone_and_for_training_unless_it_says_more() -> None:
+    request = ExecRequest(code="")
+    assert (request.session, request.cell, request.priority, request.queue_s) == (None, 0, Priority.TRAINING, None)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "\n", "x" * 129, "\ud800"])
+def test_names_of_sessions_are_plain(name: str) -> None:
+    with pytest.raises(ValidationError, match="session"):
+        ExecRequest(code="", session=name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"cell": 1}, "cell must be 0 where session is null"),
+        ({"cell": -1, "session": "s"}, "cell"),
+        ({"queue_s": 0}, "queue_s"),
+        ({"queue_s": float("inf")}, "queue_s"),
+        ({"priority": "urgent"}, "interactive"),
+    ],
+)
+def test_what_a_request_cannot_be_is_named(fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        ExecRequest.model_validate({"code": "", **fields})
+
+
+def test_our_failures_are_one_family_and_a_wrong_request_is_not_of_it() -> None:
+    assert issubclass(SandboxBusy, SandboxUnavailable)
+    assert issubclass(SessionLost, SandboxUnavailable)
+    assert not issubclass(RequestRefused, SandboxUnavailable)
 
 
 def test_lone_surrogates_survive() -> None:

@@ -2,60 +2,61 @@
 
 import asyncio
 import json
+import resource
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from sandbox.backend.conformance import BEHAVIOUR, HOSTILE, failures
-from sandbox.backend.outcome import Facts, result_of
+from sandbox.backend.conformance import BEHAVIOUR, failures
+from sandbox.backend.sessions import exam as sessions_exam
+from sandbox.backend.sessions.exam import SESSION_BEHAVIOUR
+from sandbox.broker import Submitter
 from sandbox.client import SandboxClient, sandbox_at
-from sandbox.contract import ExecRequest, ExecResult, Executor, RequestRefused, SandboxUnavailable
-from sandbox.frames import MOST_REQUEST_BYTES, Kind, encode, read_frame
-from sandbox.gateway import Gateway
-from sandbox.listening import listening
-from sandbox.remote import RemoteNode
-from tests.sandbox.support import SandboxThread, until
-
-
-class Scripted:
-    """An executor that does what the program is named: `hang`, `wait`, `fail`, `break`, else echo."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.cancelled: list[str] = []
-        self.go_on = asyncio.Event()
-
-    async def execute(self, request: ExecRequest) -> ExecResult:
-        self.seen.append(request.id)
-        try:
-            match request.code:
-                case "hang":
-                    await asyncio.Event().wait()
-                case "wait":
-                    await self.go_on.wait()
-                case "fail":
-                    raise SandboxUnavailable("no zygote")
-                case "break":
-                    raise ZeroDivisionError("a bug")
-        except asyncio.CancelledError:
-            self.cancelled.append(request.id)
-            raise
-        stdout = request.code.encode("utf-8", "replace")
-        return result_of(request, Facts(stdout, b"", wait_status=0, wall_s=0, queued_s=0))
+from sandbox.contract import (
+    MOST_REQUEST_BYTES,
+    ExecRequest,
+    Limits,
+    Priority,
+    RequestRefused,
+    SandboxBusy,
+    SandboxUnavailable,
+    SessionLost,
+)
+from sandbox.doors.desk import Desk
+from sandbox.doors.frames import Kind, encode, read_frame
+from sandbox.doors.gateway import Gateway
+from sandbox.doors.listening import listening
+from sandbox.doors.remote import RemoteNode
+from tests.sandbox.support import STATUS, SandboxThread, Scripted, until
 
 
 @asynccontextmanager
-async def gateway(executor: Executor, path: Path) -> AsyncIterator[Gateway]:
+async def gateway(submitter: Submitter, path: Path) -> AsyncIterator[Desk]:
+    """A gateway and the desk behind it, as a node has them."""
     with listening(path) as listener:
-        serving = Gateway(executor)
+        desk = Desk(submitter)
+        serving = Gateway(desk)
         await serving.open(listener)
         try:
-            yield serving
+            yield desk
         finally:
-            await serving.close(drain_s=0)
+            await desk.close(drain_s=0)
+            await serving.close()
+
+
+CLIENTS = 1024
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Both ends of `CLIENTS` connections in one process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * CLIENTS)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -65,9 +66,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def scripted(path: Path) -> AsyncIterator[Scripted]:
-    executor = Scripted()
-    async with gateway(executor, path):
-        yield executor
+    submitter = Scripted()
+    async with gateway(submitter, path):
+        yield submitter
 
 
 @pytest.fixture
@@ -77,10 +78,11 @@ async def client(scripted: Scripted, path: Path) -> AsyncIterator[SandboxClient]
 
 
 @pytest.mark.e2e
-def test_a_sandbox_behind_a_socket_passes_the_exam_of_backends(sandbox: SandboxThread, path: Path) -> None:
+def test_a_sandbox_behind_a_socket_passes_the_exams_of_backends(sandbox: SandboxThread, path: Path) -> None:
     async def sit() -> list[str]:
-        async with gateway(sandbox.client, path), sandbox_at(f"unix:{path}") as client:
-            return await failures(client.execute, BEHAVIOUR + HOSTILE)
+        async with gateway(sandbox.client.submitter, path), sandbox_at(f"unix:{path}") as client:
+            single = await failures(client.execute, BEHAVIOUR)
+            return single + await sessions_exam.failures(client.execute, client.end_session, SESSION_BEHAVIOUR)
 
     assert sandbox.run(sit()) == []
 
@@ -95,17 +97,55 @@ async def test_calls_are_answered_as_they_end_and_each_gets_its_own(client: Sand
     assert (await slow).id == "slow"
 
 
+@pytest.mark.e2e
+@pytest.mark.usefixtures("many_descriptors")
+async def test_a_thousand_clients_that_come_at_once_are_all_served(scripted: Scripted, path: Path) -> None:
+    async def one(name: int) -> None:
+        node = RemoteNode(path)
+        texts = [f"{name} {call}" for call in range(10)]
+        results = await asyncio.gather(*(node.submit(ExecRequest(code=text)) for text in texts))
+        assert [result.stdout for result in results] == texts
+        await together.wait()  # nobody hangs up before all are in
+        await node.close()
+
+    together = asyncio.Barrier(CLIENTS)
+    await asyncio.gather(*(one(name) for name in range(CLIENTS)))
+    assert len(scripted.seen) == 10 * CLIENTS
+
+
 @pytest.mark.parametrize("code", ["\ud800 lone", "nul \0", "x" * (8 << 20)], ids=["surrogate", "nul", "8 MB"])
 async def test_any_text_passes(client: SandboxClient, code: str) -> None:
     result = await client.execute(ExecRequest(code=code))
     assert result.stdout == code.encode("utf-8", "replace").decode()
 
 
-async def test_our_failure_is_an_exception_at_the_client(client: SandboxClient) -> None:
-    with pytest.raises(SandboxUnavailable, match="no zygote"):
-        await client.execute(ExecRequest(code="fail"))
-    with pytest.raises(SandboxUnavailable, match="a bug"):
-        await client.execute(ExecRequest(code="break"))
+OURS = {
+    "fail": (SandboxUnavailable, "no zygote"),
+    "busy": (SandboxBusy, "the queue is full"),
+    "lost": (SessionLost, "its node died"),
+    "refuse": (RequestRefused, "cell 0 of a session that lives"),
+    "break": (SandboxUnavailable, "a bug"),
+}
+
+
+@pytest.mark.parametrize("code", OURS)
+async def test_our_exceptions_pass_as_what_they_are(client: SandboxClient, code: str) -> None:
+    failure, message = OURS[code]
+    with pytest.raises(failure, match=message) as raised:
+        await client.execute(ExecRequest(code=code))
+    assert raised.type is failure
+
+
+async def test_every_field_of_a_request_arrives(client: SandboxClient, scripted: Scripted) -> None:
+    request = ExecRequest(
+        code="1", stdin="in", session="s", cell=3, limits=Limits(wall_s=1), priority=Priority.INTERACTIVE, queue_s=2
+    )
+    await client.execute(request)
+    assert scripted.requests == [request]
+
+
+async def test_the_status_passes(client: SandboxClient) -> None:
+    assert await client.status() == STATUS
 
 
 async def test_a_request_too_large_is_refused_before_it_is_sent(client: SandboxClient, scripted: Scripted) -> None:
@@ -128,41 +168,77 @@ async def test_a_client_that_goes_away_takes_its_calls_with_it(scripted: Scripte
     await until(lambda: len(scripted.seen) == 2)
     await node.close()
     await until(lambda: sorted(scripted.cancelled) == ["a", "b"])
-    assert {type(error) for error in await asyncio.gather(*calls, return_exceptions=True)} == {SandboxUnavailable}
+    for call in calls:
+        with pytest.raises(SandboxUnavailable, match="connection to the sandbox node was lost"):
+            await call
     with pytest.raises(SandboxUnavailable, match="closed"):
         await node.submit(ExecRequest(code=""))
 
 
+async def test_sessions_are_ended_by_name_and_with_the_connection_that_used_them(
+    client: SandboxClient, scripted: Scripted, path: Path
+) -> None:
+    async with sandbox_at(f"unix:{path}") as other:
+        for session in ("ended", "left"):
+            await other.execute(ExecRequest(code="1", session=session))
+        with pytest.raises(SessionLost):
+            await other.execute(ExecRequest(code="lost", session="lost"))
+        await client.execute(ExecRequest(code="1", session="another"))
+        await other.end_session("ended")
+        assert scripted.ended == ["ended"]
+    await until(lambda: scripted.ended == ["ended", "left"])
+
+
 async def test_closing_lets_calls_end_and_refuses_new_ones(path: Path) -> None:
-    executor = Scripted()
-    async with gateway(executor, path) as serving, sandbox_at(f"unix:{path}") as client:
+    submitter = Scripted()
+    async with gateway(submitter, path) as desk, sandbox_at(f"unix:{path}") as client:
         running = asyncio.create_task(client.execute(ExecRequest(code="wait")))
-        await until(lambda: executor.seen)
-        closing = asyncio.create_task(serving.close(drain_s=10))
+        await until(lambda: submitter.seen)
+        closing = asyncio.create_task(desk.close(drain_s=10))
         await asyncio.sleep(0)
         with pytest.raises(SandboxUnavailable, match="being stopped"):
             await client.execute(ExecRequest(code="late"))
-        executor.go_on.set()
+        submitter.go_on.set()
         assert (await running).stdout == "wait"
         await closing
 
 
-async def test_what_does_not_end_in_time_is_told_so(path: Path) -> None:
-    executor = Scripted()
-    async with gateway(executor, path) as serving, sandbox_at(f"unix:{path}") as client:
-        running = asyncio.create_task(client.execute(ExecRequest(id="a", code="hang")))
-        await until(lambda: executor.seen)
-        await serving.close(drain_s=0.01)
-        with pytest.raises(SandboxUnavailable, match="stopped before the call ended"):
+@pytest.mark.parametrize(("session", "failure"), [(None, SandboxUnavailable), ("s", SessionLost)])
+async def test_what_does_not_end_in_time_is_told_so(path: Path, session: str | None, failure: type[Exception]) -> None:
+    submitter = Scripted()
+    async with gateway(submitter, path) as desk, sandbox_at(f"unix:{path}") as client:
+        running = asyncio.create_task(client.execute(ExecRequest(id="a", code="hang", session=session)))
+        await until(lambda: submitter.seen)
+        await desk.close(drain_s=0.01)
+        with pytest.raises(failure, match="stopped before the call ended") as raised:
             await running
-        await until(lambda: executor.cancelled == ["a"])
+        assert raised.type is failure
+        assert submitter.cancelled == ["a"]
+
+
+async def test_a_cell_whose_connection_breaks_is_lost_and_never_sent_again(path: Path) -> None:
+    node = RemoteNode(path)
+    async with gateway(Scripted(), path):
+        await node.submit(ExecRequest(code="1", session="s"))
+    submitter = Scripted()
+    with listening(path) as listener:
+        serving = Gateway(submitter)
+        await serving.open(listener)
+        cell = asyncio.create_task(node.submit(ExecRequest(code="hang", session="s", cell=1)))
+        await until(lambda: submitter.seen)
+        await serving.close()
+        with pytest.raises(SessionLost, match="ended with the connection"):
+            await cell
+        assert len(submitter.seen) == 1
+    await node.end_session("s")  # gone already: no error, and no wait for a node
+    await node.close()
 
 
 async def test_the_same_client_reaches_the_next_node_at_the_place(path: Path) -> None:
     async with gateway(Scripted(), path):
         node = RemoteNode(path, connect_s=0.2)
         assert (await node.submit(ExecRequest(code="first"))).stdout == "first"
-    with pytest.raises(SandboxUnavailable, match="sandbox serve --socket"):
+    with pytest.raises(SandboxUnavailable, match="sandbox node --socket"):
         await node.submit(ExecRequest(code="nobody"))
     async with gateway(Scripted(), path):
         results = await asyncio.gather(*(node.submit(ExecRequest(code="again")) for _ in range(5)))
@@ -170,14 +246,7 @@ async def test_the_same_client_reaches_the_next_node_at_the_place(path: Path) ->
         await node.close()
 
 
-@pytest.mark.parametrize("url", ["", "/tmp/node.sock", "unix:node.sock", "tcp://127.0.0.1:1"])
-async def test_another_kind_of_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="unix:/path/to/node"):
-        async with sandbox_at(url):
-            pass
-
-
-def header(size: int, *, mark: bytes = b"sl1\0", kind: int = Kind.RUN, call: int = 7) -> bytes:
+def header(size: int, *, mark: bytes = b"sl2\0", kind: int = Kind.RUN, call: int = 7) -> bytes:
     return struct.pack("!4sBQI", mark, kind, call, size)
 
 
@@ -187,18 +256,19 @@ def body(text: bytes) -> bytes:
 
 GOOD = {"code": "ok"}
 ANSWERED = {
-    "not JSON": (body(b"{broken"), "no JSON"),
-    "empty": (body(b""), "no JSON"),
-    "not UTF-8": (body(b'{"code": "\xff"}'), "no JSON"),
-    "nested without end": (body(b"[" * 200_000), "no JSON"),
+    "not JSON": (body(b"{broken"), "not JSON"),
+    "empty": (body(b""), "not JSON"),
+    "not UTF-8": (body(b'{"code": "\xff"}'), "not JSON"),
+    "nested without end": (body(b"[" * 200_000), "not JSON"),
     "a list": (body(b"[]"), "wrong at its top"),
     "no code": (body(b"{}"), "wrong at code"),
     "code that is a number": (body(b'{"code": 7}'), "wrong at code"),
     "an unknown field": (body(b'{"code": "", "shell": true}'), "wrong at shell"),
     "an unknown limit": (body(b'{"code": "", "limits": {"memory_gb": 1}}'), "wrong at limits.memory_gb"),
-    "a limit in words": (body(b'{"code": "", "limits": {"wall_s": "5"}}'), "wrong at limits.wall_s"),
+    "a limit in words": (body(b'{"code": "", "limits": {"wall_s": "five"}}'), "wrong at limits.wall_s"),
     "no finite limit": (body(b'{"code": "", "limits": {"wall_s": NaN}}'), "wrong at limits.wall_s"),
-    "a session": (body(b'{"code": "", "session": "a"}'), "sessions are not available"),
+    "a cell without a session": (body(b'{"code": "", "cell": 1}'), "session is null"),
+    "an end of no session": (header(2, kind=Kind.END_SESSION) + b"{}", "wrong at session"),
     "over 16 MB": (header((16 << 20) + 1) + bytes((16 << 20) + 1), "16777217 bytes, 16777216 are allowed"),
 }
 
@@ -219,8 +289,8 @@ async def test_a_bad_request_is_answered_with_what_is_wrong_and_the_connection_s
 
 HUNG_UP_ON = {
     "another protocol": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "begins with"),
-    "another version": (header(0, mark=b"sl2\0"), "begins with"),
-    "an answer": (header(0, kind=Kind.RESULT), "not 3"),
+    "another version": (header(0, mark=b"sl1\0"), "begins with"),
+    "an answer": (header(0, kind=Kind.RESULT), "not 16"),
     "an unknown kind": (header(0, kind=99), "not 99"),
     "a number in use": (2 * encode(Kind.RUN, 7, {"code": "hang"}), "call 7 is running already"),
 }
@@ -242,7 +312,7 @@ async def test_what_is_no_frame_is_named_and_ends_this_connection_alone(
     assert (await client.execute(ExecRequest(code="others"))).stdout == "others"
 
 
-@pytest.mark.parametrize("sent", [b"", b"sl1", header(100) + b"{}", encode(Kind.CANCEL, 3)])
+@pytest.mark.parametrize("sent", [b"", b"sl2", header(100) + b"{}", encode(Kind.CANCEL, 3)])
 async def test_a_stream_that_is_cut_anywhere_harms_nobody(client: SandboxClient, path: Path, sent: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(sent)

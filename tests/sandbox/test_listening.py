@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.listening import CannotListen, listening
+from sandbox.doors.listening import CannotListen, listening
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ def remove(folder: str, owner: int) -> None:
 os.environ["DJANGO_SETTINGS_MODULE"] = "webapp.config.settings"  # for processes that tests start: not these
 os.environ["STARLOOM_VAR"] = tempfile.mkdtemp(prefix="starloom-tests-")
 atexit.register(remove, os.environ["STARLOOM_VAR"], os.getpid())
-for name in ("DATABASE_URL", "VALKEY_URL", "STARLOOM_PORT", "STARLOOM_PLATFORM_URL", "STARLOOM_DEBUG"):
+_ELSEWHERE = ("DATABASE_URL", "VALKEY_URL", "STARLOOM_SANDBOX", "STARLOOM_SANDBOX_TOKEN")
+for name in (*_ELSEWHERE, "STARLOOM_PORT", "STARLOOM_PLATFORM_URL", "STARLOOM_DEBUG"):
     os.environ.pop(name, None)
 
 from webapp.config.settings import *  # noqa: E402, F403

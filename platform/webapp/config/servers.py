@@ -1,10 +1,12 @@
-"""Which Postgres and Valkey this installation uses: its own on unix sockets, or those that the environment names."""
+"""Which Postgres, Valkey and sandbox this installation uses: its own on unix sockets, or those that the environment
+names."""
 
 import os
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from sandbox import places
 from webapp.config.paths import Var
 
 POSTGRES_USER = DATABASE = "starloom"
@@ -73,3 +75,30 @@ def valkey(var: Var) -> Valkey:
     if url and not url.startswith(("redis://", "rediss://", "unix://")):
         raise WrongUrl("VALKEY_URL: expected redis://host:port/0, rediss://... or unix://:password@/path")
     return Valkey(url or f"unix://:{quote(var.secret('valkey_password'), safe='')}@{var.sockets / 'valkey.sock'}")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Where the programs of models run. ``token`` is for a sandbox that asks for one."""
+
+    url: str
+    token: str | None = None
+    ours: bool = False
+    """Whether `up` starts its node; else it is somebody else's to start and stop."""
+
+    @property
+    def shown(self) -> str:
+        """The URL for people, without a password."""
+        return places.shown(self.url)
+
+
+def sandbox(var: Var) -> Sandbox:
+    """``$STARLOOM_SANDBOX`` with ``$STARLOOM_SANDBOX_TOKEN``, else the node that `up` starts."""
+    url = os.environ.get("STARLOOM_SANDBOX")
+    if not url:
+        return Sandbox(f"unix:{var.sockets / 'sandbox.sock'}", ours=True)
+    try:
+        places.check_url(url)
+    except ValueError as error:
+        raise WrongUrl(f"STARLOOM_SANDBOX: {error}") from error
+    return Sandbox(url, os.environ.get(places.TOKEN_VARIABLE) or None)

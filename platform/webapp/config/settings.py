@@ -4,6 +4,7 @@ STARLOOM_VAR     folder of everything that lasts (default: var/ in the clone)
 STARLOOM_SOCKETS where the folder for unix sockets is made (default: /tmp); its path has to be short
 DATABASE_URL     a Postgres of your own (default: the embedded one)
 VALKEY_URL       a Valkey or Redis of your own (default: the embedded one)
+STARLOOM_SANDBOX a sandbox of your own, with STARLOOM_SANDBOX_TOKEN (default: a node that `up` starts)
 STARLOOM_HOST, STARLOOM_PORT   where the web server listens (default 127.0.0.1; the port of the last time, 8000)
 STARLOOM_DEBUG=1 Django's debug pages; never for others than yourself
 """
@@ -154,11 +155,12 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "webapp.api.schema.add_errors",
-        "webapp.api.schema.add_recipe",
+        "webapp.api.schema.add_contracts",
     ],
 }
 
 VALKEY = servers.valkey(VAR)
+SANDBOX = servers.sandbox(VAR)
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",

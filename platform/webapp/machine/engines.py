@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from engine.contract.base import visible
+from webapp.config import servers
 from webapp.config.paths import ROOT, Var
 from webapp.machine.processes import started_at, tail
 
@@ -131,10 +132,11 @@ def spawn(record: Record, command: Sequence[str], environment: Mapping[str, str]
 
 def engine_environment(var: Var) -> dict[str, str]:
     """Few variables of ours, this interpreter's programs first on PATH, and where the sandbox is."""
+    place = servers.sandbox(var)
+    sandbox = {"STARLOOM_SANDBOX": place.url, **({"STARLOOM_SANDBOX_TOKEN": place.token} if place.token else {})}
     ours = {n: v for n, v in os.environ.items() if n in _PASSED or n.startswith(_PASSED_FAMILIES)}
     programs = [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)]
-    sandbox = f"unix:{var.sockets / 'sandbox.sock'}"
-    return {**ours, "PATH": os.pathsep.join(programs), "PYTHONUNBUFFERED": "1", "STARLOOM_SANDBOX": sandbox}
+    return {**ours, **sandbox, "PATH": os.pathsep.join(programs), "PYTHONUNBUFFERED": "1"}
 
 
 def carriers(record: Record) -> list[psutil.Process]:

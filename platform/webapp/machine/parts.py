@@ -4,7 +4,6 @@ Leaves out keeping them (``keeper.py``) and their order (``supervisor.py``). A p
 the servers and the sandbox node get none of the platform's variables.
 """
 
-import asyncio
 import http.client
 import os
 import signal
@@ -19,13 +18,14 @@ import psutil
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from sandbox.client import sandbox_at
-from sandbox.contract import ExecRequest, SandboxUnavailable
+from sandbox.contract import SandboxUnavailable
 from webapp.config.celery import app as celery_app
 from webapp.config.paths import ROOT, Var
+from webapp.config.servers import Sandbox
 from webapp.machine.agent import SOCKET
 from webapp.machine.postgres import Postgres
-from webapp.machine.processes import end
+from webapp.machine.processes import answers, end
+from webapp.machine.sandbox_door import run_a_program
 from webapp.machine.valkey import ValkeyServer
 
 MARK = "STARLOOM_PART"
@@ -126,14 +126,15 @@ def beat(var: Var, port: int) -> Part:
     )
 
 
-def sandbox(var: Var) -> Part:
-    path = var.sockets / "sandbox.sock"
+def sandbox(var: Var, place: Sandbox) -> Part:
+    """The node of this installation; for a sandbox elsewhere there is no such part."""
+    path = place.url.removeprefix("unix:")
     return Part(
         name="sandbox",
         title="sandbox node",
-        command=[sys.executable, "-m", "sandbox", "serve", "--socket", str(path)],
+        command=[sys.executable, "-m", "sandbox", "node", "--socket", path],
         environment={**plain_environment(var, "sandbox"), **_starting_with("STARLOOM_SANDBOX_")},
-        is_ready=lambda: sandbox_runs(path) is None,
+        is_ready=lambda: runs_programs(place),
         outlives_us=True,
     )
 
@@ -212,31 +213,10 @@ def workers() -> int:
         return 0
 
 
-def answers(path: Path) -> bool:
-    """Whether somebody listens at a unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(1)
-        return connection.connect_ex(str(path)) == 0
-
-
-def sandbox_runs(path: Path) -> str | None:
-    """Run a program in the sandbox node; None when it did what it should, else what went wrong, within 3 s."""
-
-    if not answers(path):
-        return f"no node listens at {path}"
-
-    async def run() -> str | None:
-        async with asyncio.timeout(3), sandbox_at(f"unix:{path}") as node:
-            result = await node.execute(ExecRequest(code="print(6 * 7)"))
-        return (
-            None
-            if result.stdout == "42\n"
-            else f"a program ended with {result.status}: {result.detail or result.stderr}"
-        )
-
+def runs_programs(place: Sandbox) -> bool:
+    """Whether the sandbox runs a program as it should."""
     try:
-        return asyncio.run(run())
-    except TimeoutError:
-        return "it did not answer within 3 seconds"
-    except SandboxUnavailable as error:
-        return str(error)
+        run_a_program(place)
+    except SandboxUnavailable:
+        return False
+    return True

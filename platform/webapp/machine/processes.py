@@ -5,6 +5,7 @@ Leaves out what the processes are: servers, parts of the platform, engines.
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -65,3 +66,10 @@ def end(processes: Iterable[psutil.Process], how: signal.Signals, seconds: float
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=5)
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1)
+        return connection.connect_ex(str(path)) == 0

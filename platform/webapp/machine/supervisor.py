@@ -117,7 +117,8 @@ class Supervisor:
         await self._say_what_is_there(port, before)
 
     async def _bring_up(self, listener: socket.socket, port: int) -> None:
-        self._begin(parts.sandbox(self._var))
+        if settings.SANDBOX.ours:
+            self._begin(parts.sandbox(self._var, settings.SANDBOX))
         await self._bring_up_servers()
         self._say("database: bringing its tables up to date")
         await self._in_database(lambda: call_command("migrate", verbosity=0, interactive=False))
@@ -152,7 +153,10 @@ class Supervisor:
         self._say(f"{keeper.part.title}: answers")
 
     async def _until_sandbox(self) -> None:
-        """Without it the platform still shows what there is."""
+        """Without it the platform still shows what there is. One that is not ours is told of by the checks."""
+        if not settings.SANDBOX.ours:
+            self._say(f"the sandbox is the one of STARLOOM_SANDBOX, {settings.SANDBOX.shown}: no node is started here")
+            return
         try:
             await self._until_ready("sandbox")
         except PartFailed as error:
@@ -230,7 +234,8 @@ class Supervisor:
         """Whether engines go on without us; said."""
         left = len(rest.living_engines(self._var))
         if left:
-            self._say(f"{_runs(left)} going on, and the sandbox node with them; the next `up` takes them up")
+            node = ", and the sandbox node with them" if "sandbox" in self._keepers else ""
+            self._say(f"{_runs(left)} going on{node}; the next `up` takes them up")
         return left > 0
 
     async def _runs_at_rest(self) -> bool:

@@ -1,107 +1,83 @@
-"""One running program as the supervisor sees it: two pipes, a pidfd, a deadline, and why it was stopped."""
+"""One program in one child: two pipes, a deadline, why it was stopped, and what came of it."""
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 
-from sandbox.backend.capped_pipe import CappedPipe, sealed_memory
+from sandbox.backend.capped_pipe import QUICK_S, CappedPipe
+from sandbox.backend.forkserver.child import Child
+from sandbox.backend.outcome import Facts, killed_from_outside, result_of
 from sandbox.backend.protocol import CallLost
-from sandbox.contract import ExecRequest, ExecStatus
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus
 
-_REPORT_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a call ended, before anything is concluded from it."""
-
-    stdout: bytes
-    stderr: bytes
-    wait_status: int
-    cpu_s: float
-    wall_s: float
+_GRACE_S = 10.0  # a program this long past its deadline means that its zygote hangs
 
 
-class Call:
-    """From the order to the reaped process; afterwards nothing of it is open. `link` calls its methods."""
+async def run_in(child: Child, request: ExecRequest, queued_s: float) -> ExecResult:
+    """Run a program in a child that was born.
 
-    def __init__(self, request: ExecRequest, give_up: Callable[[], None], grace_s: float) -> None:
-        loop = asyncio.get_running_loop()
+    Raises `CallLost`, `OSError`. However it returns, the child is ending, or has ended, and still to be released.
+    """
+    call = _Call(request, child)
+    try:
+        child.run_program(request.code, request.stdin, request.limits)
+        wait_status = await asyncio.shield(child.ended)
+    except BaseException:
+        child.kill()
+        call.close()
+        raise
+    facts = call.facts(wait_status, queued_s)
+    if facts.stopped_for is None and (complaint := child.complaint()):
+        raise CallLost(complaint)
+    if killed_from_outside(facts, request.limits):  # an init cannot be killed from inside
+        raise CallLost("the program was killed from outside: the machine may be out of memory")
+    return result_of(request, facts)
+
+
+class _Call:
+    """What is watched while a program runs."""
+
+    def __init__(self, request: ExecRequest, child: Child) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._child = child
+        self._stopped_for: ExecStatus | None = None
         limits = request.limits
-        self.stopped_for: ExecStatus | None = None
-        self.ended: asyncio.Future[Ended] = loop.create_future()
-        self._pidfd = -1
-        self._inputs: list[int] = []
-        self._pipes: list[CappedPipe] = []
-        with ExitStack() as undo:  # descriptors may run out half-way
-            undo.callback(self._close_all)
-            for cap in (limits.output_bytes, limits.output_bytes, _REPORT_BYTES):
-                self._pipes.append(CappedPipe(cap, lambda: self.stop(ExecStatus.OUTPUT_LIMIT)))
-            for text in (request.code, request.stdin):
-                self._inputs.append(sealed_memory(text.encode("utf-8", "surrogatepass")))
-            undo.pop_all()
-        self._started = loop.time()
+        self._started = self._loop.time()
+        self._outputs = [
+            CappedPipe(fd, limits.output_bytes, lambda: self._stop(ExecStatus.OUTPUT_LIMIT))
+            for fd in (child.stdout, child.stderr)
+        ]
         self._timers = (
-            loop.call_later(limits.wall_s, self.stop, ExecStatus.TIMEOUT),
-            loop.call_later(limits.wall_s + grace_s, give_up),
+            self._loop.call_later(QUICK_S, self._watch),
+            self._loop.call_later(limits.wall_s, self._stop, ExecStatus.TIMEOUT),
+            self._loop.call_later(limits.wall_s + _GRACE_S, child.zygote_hangs),
         )
 
-    def descriptors(self) -> list[int]:
-        """What the child gets, in the order of `lockdown.Descriptors`."""
-        return [*self._inputs, *(pipe.write_fd for pipe in self._pipes)]
+    def _watch(self) -> None:
+        for output in self._outputs:
+            output.watch()
 
-    def handed_over(self) -> None:
-        """The zygote has the descriptors: ours would keep the pipes from ending."""
-        for fd in self._inputs:
-            os.close(fd)
-        self._inputs = []
-        for pipe in self._pipes:
-            pipe.close_write_end()
-
-    def spawned(self, pidfd: int) -> None:
-        self._pidfd = pidfd
-        if self.stopped_for or self.ended.done():
-            self._kill()
-
-    def stop(self, reason: ExecStatus) -> None:
+    def _stop(self, reason: ExecStatus) -> None:
         """Kill the program and all its processes; the first reason given counts."""
-        self.stopped_for = self.stopped_for or reason
-        self._kill()
+        self._stopped_for = self._stopped_for or reason
+        self._child.kill()
 
-    def _kill(self) -> None:
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):  # it ended by itself; the zygote will say so
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # the init of its namespace: all go
+    def facts(self, wait_status: int, queued_s: float) -> Facts:
+        """What was seen of it, once it has ended. Closes it."""
+        wall_s = self._loop.time() - self._started
+        stdout, stderr = self.close()
+        return Facts(
+            stdout=stdout,
+            stderr=stderr,
+            wait_status=wait_status,
+            wall_s=wall_s,
+            queued_s=queued_s,
+            cpu_s=self._child.cpu_s,
+            stopped_for=self._stopped_for,
+            oom_killed=self._child.oom_killed(),
+            address_space_limited=self._child.address_space_limited,
+        )
 
-    def exited(self, wait_status: int, cpu_s: float) -> None:
-        """The program and all its processes are gone: the kernel reaps an init last."""
-        wall_s = asyncio.get_running_loop().time() - self._started
-        stdout, stderr, report = self._release()
-        if report:
-            self._fail(report.decode("utf-8", "replace"))
-        elif not self.ended.done():
-            self.ended.set_result(Ended(stdout, stderr, wait_status, cpu_s, wall_s))
-
-    def lost(self, why: str) -> None:
-        """The zygote refused it or died, and the program with it."""
-        self._release()
-        self._fail(why)
-
-    def _fail(self, why: str) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(CallLost(why))
-
-    def _close_all(self) -> list[bytes]:
-        self.handed_over()
-        return [pipe.finish() for pipe in self._pipes]
-
-    def _release(self) -> list[bytes]:
+    def close(self) -> list[bytes]:
+        """Stop watching; what it wrote."""
         for timer in self._timers:
             timer.cancel()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        return self._close_all()
+        return [output.finish() for output in self._outputs]

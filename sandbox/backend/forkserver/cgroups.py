@@ -1,6 +1,6 @@
-"""Memory and process ceilings for each slot through cgroups, version 1 or 2, whichever this machine has.
+"""Memory and process ceilings for each berth through cgroups, version 1 or 2, whichever this machine has.
 
-One directory per supervisor below its own cgroup, one in it per slot. The name carries the owner, so that
+One directory per supervisor below its own cgroup, one in it per berth. The name carries the owner, so that
 what a killed supervisor left is swept by the next one. Placing programs is not done here: the child joins by
 itself.
 """
@@ -22,13 +22,17 @@ _NAME = re.compile(rf"{_PREFIX}-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)-\
 _serial = itertools.count()
 
 
-class SlotGroup(Protocol):
-    """The ceilings of one slot; set before each call."""
+class Group(Protocol):
+    """The ceilings of one berth; set before each program or session."""
 
     join_fds: tuple[int, ...]
 
-    def arm(self, limits: Limits) -> None:
-        """Set the ceilings for the call to come. Raises `OSError`."""
+    def limit(self, limits: Limits) -> None:
+        """Set the ceilings, and `arm`. Raises `OSError`."""
+        ...
+
+    def arm(self) -> None:
+        """Forget what was killed until now. Raises `OSError`."""
         ...
 
     def oom_killed(self) -> bool:
@@ -42,10 +46,13 @@ class _Group:
     """What both versions share: files written only when they change, a counter that only rises."""
 
     def __init__(self, folders: Iterable[Path], join: str, counter: Path) -> None:
-        self._counter = counter
+        self._counter = os.open(counter, os.O_RDONLY)
         self._oom_before = 0
         self._written: dict[Path, int] = {}
         self.join_fds = tuple(os.open(folder / join, os.O_WRONLY) for folder in folders)
+
+    def arm(self) -> None:
+        self._oom_before = self._oom_count()
 
     def _write(self, path: Path, value: int) -> None:
         if self._written.get(path) != value:
@@ -53,29 +60,26 @@ class _Group:
             self._written[path] = value
 
     def _oom_count(self) -> int:
-        for line in self._counter.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-        return 0
+        _, _, count = os.pread(self._counter, 1000, 0).partition(b"oom_kill ")
+        return int(count.split(maxsplit=1)[0]) if count else 0
 
     def oom_killed(self) -> bool:
         return self._oom_count() > self._oom_before
 
     def close(self) -> None:
-        for fd in self.join_fds:
+        for fd in (*self.join_fds, self._counter):
             os.close(fd)
-        self.join_fds = ()
 
 
 class GroupV1(_Group):
-    """A slot's directories in the memory and pids hierarchies."""
+    """A berth's directories in the memory and pids hierarchies."""
 
     def __init__(self, memory: Path, pids: Path) -> None:
         # `tasks`, not `cgroup.procs`: for a thread that moves itself the kernel takes no global lock.
         super().__init__((memory, pids), "tasks", memory / "memory.oom_control")
         self._memory, self._pids = memory, pids
 
-    def arm(self, limits: Limits) -> None:
+    def limit(self, limits: Limits) -> None:
         size = limits.memory_mb << 20
         ram, ram_and_swap = (
             self._memory / "memory.limit_in_bytes",
@@ -87,22 +91,22 @@ class GroupV1(_Group):
             if path == ram or path.exists():
                 self._write(path, size)
         self._write(self._pids / "pids.max", limits.processes)
-        self._oom_before = self._oom_count()
+        self.arm()
 
 
 class GroupV2(_Group):
-    """A slot's directory in the one hierarchy."""
+    """A berth's directory in the one hierarchy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__((folder,), "cgroup.procs", folder / "memory.events")
         self._folder = folder
 
-    def arm(self, limits: Limits) -> None:
+    def limit(self, limits: Limits) -> None:
         self._write(self._folder / "memory.max", limits.memory_mb << 20)
         if (swap := self._folder / "memory.swap.max").exists():
             self._write(swap, 0)
         self._write(self._folder / "pids.max", limits.processes)
-        self._oom_before = self._oom_count()
+        self.arm()
 
 
 class CgroupTree:
@@ -111,7 +115,7 @@ class CgroupTree:
     def __init__(self, version: int, roots: tuple[Path, ...]) -> None:
         self.version = version
         self._roots = roots
-        self._groups: list[SlotGroup] = []
+        self._groups: list[Group] = []
 
     @classmethod
     def open(cls) -> "CgroupTree | None":
@@ -133,8 +137,9 @@ class CgroupTree:
             return cls(version, roots)
         return None
 
-    def slot_group(self, slot: int) -> SlotGroup:
-        folders = [root / f"slot{slot}" for root in self._roots]
+    def group(self, berth: int) -> Group:
+        """The directories of one berth, made now. Raises `OSError`."""
+        folders = [root / f"berth{berth}" for root in self._roots]
         for folder in folders:
             folder.mkdir()
         group = GroupV1(*folders) if self.version == 1 else GroupV2(*folders)
@@ -204,7 +209,7 @@ def _remove(roots: Iterable[Path]) -> bool:
     """True if all are gone."""
     gone = True
     for root in roots:
-        for folder in (*root.glob("slot*"), root):
+        for folder in (*root.glob("berth*"), root):
             try:
                 folder.rmdir()
             except FileNotFoundError:

@@ -29,7 +29,7 @@ def enter_root() -> None:
     """Replace the root of this (already private) mount namespace by the jail's."""
     os.umask(0o022)  # whatever our starter's is: programs run under other user ids and must find their way
     sys_.mount("", "/", flags=sys_.REC | sys_.PRIVATE)  # nothing that we mount reaches the machine
-    sources = {path: os.open(path, os.O_PATH) for path in _visible_directories()}
+    sources = {path: os.open(path, os.O_PATH) for path in visible_directories()}
     devices = {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
     proc = os.open("/proc", os.O_PATH)
     sys_.mount("tmpfs", _STAGE, "tmpfs", sys_.NOSUID | sys_.NODEV, "size=4m,mode=755")
@@ -52,7 +52,7 @@ def mount_proc() -> None:
     sys_.mount("proc", "/proc", "proc", sys_.NOSUID | sys_.NODEV | sys_.NOEXEC)
 
 
-def _visible_directories() -> list[str]:
+def visible_directories() -> list[str]:
     """Real directories to show, outer before inner; links like /bin are made anew by `_fill_in`."""
     wanted = [path for path in _SYSTEM if os.path.isdir(path) and not os.path.islink(path)]
     wanted += [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))]

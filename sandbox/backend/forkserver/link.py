@@ -1,4 +1,4 @@
-"""The supervisor's end of one zygote: starts it, sends orders, hears of its children, notices its death."""
+"""The supervisor's end of one zygote: starts it, orders children, hears of them, notices its death."""
 
 import asyncio
 import os
@@ -8,20 +8,25 @@ import subprocess
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.backend.forkserver import wire
-from sandbox.backend.forkserver.call import Call
+from sandbox.backend.forkserver.child import Child, pid_of
 from sandbox.backend.forkserver.lockdown import ENVIRONMENT
 from sandbox.backend.forkserver.presets import Preset
 from sandbox.backend.forkserver.wire import Event
+from sandbox.backend.tiers import JailedTier
 from sandbox.contract import SandboxUnavailable
 
 _READY_S = 60.0  # a cold disk and a busy machine; a quiet one takes about a second
+_INODES_PER_MIB = 64
+_CHILD_FDS = 4
+_LOOK_EVERY = 256  # forks between two looks at its memory
+_MOST_GROWTH = 1.5
 _ENDED = -2  # in place of a pidfd that has been and gone; -1 is one that has not come
-_IDS = 1024  # user ids mapped into one zygote's namespace
+_IDS = 65536  # user ids mapped into one zygote's namespace
 _FIRST_ID = 1_100_000_000  # far above what people and distributions hand out
+_LINK_ALL_NOW = {"LD_BIND_NOW": "1"}  # once here, and not in each child that calls a function first
 _PACKAGE_ROOT = Path(__file__).parents[3]
 # The package's folder leaves sys.path again, so that programs cannot import what lies beside it.
 _BOOT = """
@@ -33,33 +38,27 @@ main(int(sys.argv[2]))
 """
 
 
-@dataclass
-class _Outgoing:
-    message: bytes
-    call: Call
-    extra_fds: tuple[int, ...]
-
-
 class ZygoteLink:
     """One zygote, alive from `start` until `gone` is done; it is never restarted, only replaced."""
 
-    def __init__(self, preset: Preset, python: Path, as_root: bool, on_gone: Callable[["ZygoteLink"], None]) -> None:
+    def __init__(self, preset: Preset, python: Path, tier: JailedTier, on_gone: Callable[["ZygoteLink"], None]) -> None:
         self.preset = preset
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pid = 0
-        self._python, self._as_root, self._on_gone = python, as_root, on_gone
+        self.forks = 0
+        self._python, self._tier, self._on_gone = python, tier, on_gone
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._pidfd = -1
-        self._dying = False
-        self._calls: dict[int, Call] = {}
-        self._last_call = 0
-        self._outbox: deque[_Outgoing] = deque()
+        self._dying = self._retired = False
+        self._resident_kb = 0
+        self._children: dict[int, Child] = {}
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
 
     @property
     def alive(self) -> bool:
-        """Ready for orders. It may have ended, or be about to, well before `gone` is done."""
-        return self._pidfd >= 0 and not self._dying
+        """Takes orders. It may have ended, or be about to, well before `gone` is done."""
+        return self._pidfd >= 0 and not (self._dying or self._retired)
 
     async def start(self) -> None:
         """Returns when programs can run. Raises `SandboxUnavailable` with the step that failed."""
@@ -68,7 +67,7 @@ class ZygoteLink:
         self._loop.add_reader(self._launcher_fd, self._launcher_ended)
         try:
             with suppress(BrokenPipeError):  # already dead: `_launcher_ended` says why
-                self._socket.send(wire.encode(self._config()))
+                self._socket.send(wire.encode_config(self._config()))
             await asyncio.wait_for(asyncio.shield(self._ready), _READY_S)
         except BaseException as error:
             self.kill()
@@ -88,7 +87,7 @@ class ZygoteLink:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
-                env=ENVIRONMENT,
+                env=ENVIRONMENT | _LINK_ALL_NOW,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a terminal's Ctrl-C is for us to handle
             )
@@ -98,40 +97,63 @@ class ZygoteLink:
     def _config(self) -> wire.ZygoteConfig:
         return wire.ZygoteConfig(
             supervisor_pid=os.getpid(),
-            mapped_ids=self._as_root,
+            tier=self._tier,
+            mapped_ids=os.geteuid() == 0,
             modules=self.preset.modules,
             warm_up=self.preset.rehearsals(),
         )
 
-    def submit(self, call: Call, order: Callable[[int], wire.SpawnOrder], join_fds: tuple[int, ...]) -> None:
-        """Send `call` to the zygote; `order` makes its message from the number that it gets here."""
+    def spawn(self, child: Child) -> None:
+        """Order `child` to be forked; it hears of the rest itself."""
         if not self.alive:
-            call.lost(f"the {self.preset.name} zygote died")
+            child.lost(f"the {self.preset.name} zygote died")
             return
-        self._last_call += 1
-        self._calls[self._last_call] = call
-        self._outbox.append(_Outgoing(wire.encode(order(self._last_call)), call, join_fds))
+        self.forks += 1
+        self._children[self.forks] = child
+        berth = child.berth
+        order = wire.SpawnOrder(
+            child=self.forks,
+            uid=berth.uid if os.geteuid() == 0 else 0,
+            scratch_bytes=child.scratch_mb << 20,
+            scratch_inodes=child.scratch_mb * _INODES_PER_MIB,
+            scratch=berth.scratch,
+        )
+        self._outbox.append((wire.encode_order(order), berth.group.join_fds if berth.group else ()))
         self._flush()
 
     def _flush(self) -> None:
         while self._outbox:
-            item = self._outbox[0]
+            message, fds = self._outbox[0]
             try:
-                socket.send_fds(self._socket, [item.message], [*item.call.descriptors(), *item.extra_fds])
+                socket.send_fds(self._socket, [message], fds)
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._flush)
                 return
             except OSError:
-                self._outbox.clear()  # it is dying; `_zygote_ended` tells the calls
+                self._outbox.clear()  # it is dying; `_zygote_ended` tells the children
                 break
             self._outbox.popleft()
-            item.call.handed_over()
         self._loop.remove_writer(self._socket)
+
+    def worn(self, most_forks: int) -> bool:
+        """Whether it should be replaced: it forked a lot, or its memory grew, which all its children pay for."""
+        if self.forks % _LOOK_EVERY == 0 and self._pidfd >= 0:
+            return self.forks >= most_forks or resident_kb(self.pid) > _MOST_GROWTH * self._resident_kb
+        return self.forks >= most_forks
+
+    def retire(self) -> None:
+        """Take no more orders, and end with the last child."""
+        self._retired = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self._retired and not self._children:
+            self.kill()
 
     def _hear(self) -> bool:
         """True if there may be more to hear."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._socket, wire.MAX_MESSAGE, 1)
+            message, fds, _, _ = socket.recv_fds(self._socket, wire.MAX_MESSAGE, wire.MAX_FDS)
         except BlockingIOError:
             return False
         except OSError:
@@ -152,14 +174,25 @@ class ZygoteLink:
             case "failed":
                 self._fail_start(event.text)
             case "spawned":
-                self._calls[event.call].spawned(fds[0])
+                self._on_spawned(event.child, fds)
             case "exited":
-                self._calls.pop(event.call).exited(event.wait_status, event.cpu_s)
+                self._children.pop(event.child).exited(event.wait_status, event.cpu_s)
+                self._end_if_unused()
             case "refused":
-                self._calls.pop(event.call).lost(f"the {self.preset.name} zygote could not fork: {event.text}")
+                self._children.pop(event.child).lost(f"the {self.preset.name} zygote could not fork: {event.text}")
+                self._end_if_unused()
+
+    def _on_spawned(self, number: int, fds: list[int]) -> None:
+        child = self._children[number]
+        if len(fds) == _CHILD_FDS:
+            child.spawned(fds)
+            return
+        for fd in fds:  # some were dropped: without its socket the child ends by itself
+            os.close(fd)
+        child.lost("this process has no descriptors left for the child of a zygote")
 
     def _map_ids(self) -> None:
-        first = _FIRST_ID + self._launcher.pid % 65536 * _IDS
+        first = _FIRST_ID + self._launcher.pid % 32768 * _IDS
         try:
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{self._launcher.pid}/{name}").write_text(f"0 {first} {_IDS}\n")
@@ -169,7 +202,8 @@ class ZygoteLink:
 
     def _on_ready(self, pidfd: int) -> None:
         self._pidfd = pidfd
-        self.pid = _pid_of(pidfd)
+        self.pid = pid_of(pidfd)
+        self._resident_kb = resident_kb(self.pid)
         self._loop.add_reader(pidfd, self._zygote_ended)
         if not self._ready.done():
             self._ready.set_result(None)
@@ -207,9 +241,9 @@ class ZygoteLink:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = _ENDED
-        for call in self._calls.values():
-            call.lost(f"the {self.preset.name} zygote died")
-        self._calls.clear()
+        for child in self._children.values():
+            child.lost(f"the {self.preset.name} zygote died")
+        self._children.clear()
         self._finish_if_all_ended()
 
     def _finish_if_all_ended(self) -> None:
@@ -233,9 +267,10 @@ class ZygoteLink:
         return text or f"exit code {self._launcher.returncode}"
 
 
-def _pid_of(pidfd: int) -> int:
-    """The process's number in our own namespace."""
-    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
-        if line.startswith("Pid:"):
-            return int(line.split()[1])
-    return 0
+def resident_kb(pid: int) -> int:
+    """KiB of memory that a process holds; 0 if it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024

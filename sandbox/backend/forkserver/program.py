@@ -18,18 +18,32 @@ from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import NoReturn
 
-from sandbox.backend.forkserver.jail import SCRATCH
-
 NAME = "main.py"
 # Private names: the program may replace those of the modules.
 _exit, _compile, _exec, _print_exception = os._exit, compile, exec, traceback.print_exception
 
 
+def prepare(scratch: str) -> None:
+    """What can be done in the zygote, before the program is known: its streams, its `__main__`."""
+    _fresh_streams()
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv[:] = [NAME]
+    sys.path.insert(0, "")
+    move_to(scratch)
+
+
+def move_to(scratch: str) -> None:
+    """The program will live in this folder."""
+    sys.modules["__main__"].__dict__["__file__"] = f"{scratch}/{NAME}"
+    sys.path[0] = scratch
+
+
 def run(source: bytes) -> NoReturn:
     """Run to the end, exit functions and non-daemon threads included."""
     text = source.decode("utf-8", "surrogatepass")
-    _fresh_streams()
-    main = _fresh_main()
+    main = sys.modules["__main__"]
     linecache.cache[NAME] = (
         len(text),
         None,
@@ -46,6 +60,8 @@ def run(source: bytes) -> NoReturn:
 
 
 def _fresh_streams() -> None:
+    """For descriptors that change later: those of the zygote must be of the same kind, or seeking would be tried."""
+    _become_a_pipe(1, 2)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # type: ignore[misc] # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -53,13 +69,12 @@ def _fresh_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _fresh_main() -> ModuleType:
-    main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __file__=f"{SCRATCH}/{NAME}")
-    sys.modules["__main__"] = main
-    sys.argv[:] = [NAME]
-    sys.path.insert(0, SCRATCH)
-    return main
+def _become_a_pipe(*fds: int) -> None:
+    read, write = os.pipe()
+    for fd in fds:
+        os.dup2(write, fd)
+    os.close(read)
+    os.close(write)
 
 
 def _compiled(text: str) -> CodeType:

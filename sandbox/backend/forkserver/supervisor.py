@@ -1,91 +1,157 @@
-"""The fork-server backend: slots, their cgroups and the zygotes, run from the caller's event loop.
+"""The fork-server backend: slots, berths, the zygotes and their spare children, run from the caller's event loop.
 
 It stays outside of the jail and owns all that programs must not: deadlines, byte caps, the kill, the verdict.
 """
 
 import asyncio
-import math
 import os
 import platform
 import sys
 from functools import partial
 from pathlib import Path
 
-from sandbox.backend.forkserver.call import Call, Ended
-from sandbox.backend.forkserver.cgroups import CgroupTree, SlotGroup
+from sandbox.backend import tiers
+from sandbox.backend.forkserver import berths
+from sandbox.backend.forkserver.berths import Berths
+from sandbox.backend.forkserver.call import run_in
+from sandbox.backend.forkserver.cgroups import CgroupTree
+from sandbox.backend.forkserver.child import Child, SpareGone
 from sandbox.backend.forkserver.link import ZygoteLink
-from sandbox.backend.forkserver.presets import HEAVY, LIGHT, Preset, preset_for
-from sandbox.backend.forkserver.wire import SpawnOrder
-from sandbox.backend.outcome import Facts, killed_from_outside, result_of
-from sandbox.backend.protocol import CallLost
-from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Limits, SandboxUnavailable
+from sandbox.backend.forkserver.presets import HEAVY, LIGHT, PRESETS, Preset, preset_for
+from sandbox.backend.forkserver.scratch import ScratchRoot
+from sandbox.backend.forkserver.spares import Spares, release_when_ended
+from sandbox.backend.forkserver.zygotes import Zygotes
+from sandbox.backend.sessions.table import SessionTable
+from sandbox.backend.tiers import JailedTier
+from sandbox.contract import ExecRequest, ExecResult, Limits, SandboxUnavailable, Tier
 
-_INODES_PER_MIB = 64
-_ZYGOTE_GRACE_S = 10.0  # a call this long past its deadline means that the zygote hangs
-_MAX_SLOTS = 1000  # user ids mapped into a zygote's namespace, less root
+_MOST_SPARES = 16  # of one kind: more than that cannot be forked before the first of them is used
 
 
 class ForkserverBackend:
-    """Runs each program in a fresh, locked-down fork of a warm zygote of the interpreter `python`."""
+    """Runs each program in a fresh, locked-down fork of a warm zygote of the interpreter `python`.
 
-    def __init__(self, python: Path, slots: int) -> None:
-        if not 1 <= slots <= _MAX_SLOTS:
-            raise ValueError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}")
+    tier: isolation to insist on; None: the strongest that this machine allows. spares: children of each kind that wait
+    ready; None: as many as slots, up to 16. zygotes: of each kind; None: one for every two cores. most_forks: after so
+    many children a zygote is replaced.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        slots: int,
+        *,
+        tier: Tier | None = None,
+        spares: int | None = None,
+        zygotes: int | None = None,
+        most_forks: int = 5000,
+        most_sessions: int = 1000,
+        session_idle_s: float = 600,
+    ) -> None:
+        self._spares_of_each = min(slots, _MOST_SPARES) if spares is None else spares
+        self._most_berths = slots + most_sessions + len(PRESETS) * self._spares_of_each
+        if slots < 1 or self._most_berths > berths.MOST:
+            raise ValueError(f"slots must be at least 1, and with sessions and spares at most {berths.MOST}: {slots=}")
         self.slots = slots
-        self._python = python
-        self._as_root = os.geteuid() == 0
-        self._free: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(slots):
-            self._free.put_nowait(slot)
-        self._groups: dict[int, SlotGroup] = {}
+        self._python, self._wanted = python, tier
+        self._zygotes_of_each = zygotes or max(1, (os.cpu_count() or 1) // 2)
+        self._most_forks = most_forks
+        self._tier: JailedTier | None = None
+        self._free = asyncio.Semaphore(slots)
         self._cgroups: CgroupTree | None = None
-        self._starting: dict[str, asyncio.Task[ZygoteLink]] = {}
+        self._scratch: ScratchRoot | None = None
+        self._berths: Berths | None = None
+        self._zygotes: dict[Preset, Zygotes] = {}
+        self._spares: dict[Preset, Spares] = {}
         self._links: set[ZygoteLink] = set()
-        self._running: set[asyncio.Task[ExecResult]] = set()
+        self._family: set[Child] = set()
+        self._table = SessionTable(self._start_session, most_sessions, session_idle_s)
         self._closed = False
 
+    @property
+    def tier(self) -> Tier:
+        """Isolation of the programs, once it was started; before that, what was asked for."""
+        return self._tier or self._wanted or "none"
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that hold variables now."""
+        return self._table.count
+
     async def start(self) -> None:
-        """Start both zygotes at once. Raises `SandboxUnavailable` that names what the machine lacks."""
+        """Returns when light programs can run; the other zygotes come up behind it, and programs wait for theirs.
+
+        Raises `SandboxUnavailable` that names what the machine lacks.
+        """
         _require_platform()
-        self._cgroups = CgroupTree.open()
+        self._tier = await tiers.choose(self._python, self._wanted)
         try:
-            if self._cgroups:
-                self._groups = {slot: self._cgroups.slot_group(slot) for slot in range(self.slots)}
-            await asyncio.gather(self._zygote(LIGHT), self._zygote(HEAVY))
+            self._open_places()
+            await self._zygotes[LIGHT].start()
         except BaseException as error:
             await self.close()
             if isinstance(error, OSError):
-                raise SandboxUnavailable(f"cannot make the cgroups of {self.slots} slots: {error}") from error
+                raise SandboxUnavailable(f"cannot make the places of programs: {error}") from error
             raise
+        for zygotes in self._zygotes.values():
+            zygotes.begin()
+
+    def _open_places(self) -> None:
+        if self._tier == "full":
+            self._cgroups = CgroupTree.open()
+        else:
+            self._scratch = ScratchRoot.open()
+        self._berths = Berths(self._most_berths, self._cgroups, self._scratch)
+        for preset in PRESETS:
+            zygotes = Zygotes(partial(self._launch, preset), self._zygotes_of_each, self._most_forks)
+            self._zygotes[preset] = zygotes
+            self._spares[preset] = Spares(zygotes, self._berths, self._spares_of_each, self._family)
+
+    async def _launch(self, preset: Preset) -> ZygoteLink:
+        assert self._tier
+        link = ZygoteLink(preset, self._python, self._tier, on_gone=self._links.discard)
+        self._links.add(link)
+        try:
+            await link.start()
+        except OSError as error:
+            self._links.discard(link)
+            raise SandboxUnavailable(f"cannot start {self._python}: {error}") from error
+        return link
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """See `Backend.run`."""
-        if self._closed:
-            raise SandboxUnavailable("the sandbox is closed")
-        waiting_since = asyncio.get_running_loop().time()
-        slot = await self._free.get()
-        queued_s = asyncio.get_running_loop().time() - waiting_since
-        # A task of its own: if the caller is cancelled, the slot stays taken until its program is dead.
-        task = asyncio.create_task(self._run_in(slot, request, queued_s))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
+        loop = asyncio.get_running_loop()
+        waiting_since = loop.time()
+        async with self._free:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox is closed")
+            queued_s = loop.time() - waiting_since
+            if request.session is not None:
+                return await self._table.run(request, queued_s)
+            return await self._run_program(request, queued_s)
+
+    async def end_session(self, session: str) -> None:
+        """See `Backend.end_session`."""
+        await self._table.end(session)
 
     async def close(self) -> None:
-        """Kill the zygotes, and programs with them; wait until all are gone; remove the cgroups."""
+        """Kill the zygotes, and programs with them; wait until all are gone; remove what was made for them."""
         self._closed = True
-        for task in self._starting.values():
-            task.cancel()
-        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        await self._table.close()
+        for zygotes in self._zygotes.values():
+            await zygotes.close()
         links = list(self._links)
         for link in links:
             link.kill()
         await asyncio.gather(*(link.gone for link in links))
-        await asyncio.gather(*self._running, return_exceptions=True)
+        for spares in self._spares.values():
+            spares.discard()
+        await asyncio.gather(*(child.released for child in self._family))
+        if self._berths:
+            await self._berths.settled()
+        if self._scratch:
+            await self._scratch.close()
+            self._scratch = None
         if self._cgroups:
             await self._cgroups.close()
             self._cgroups = None
@@ -97,107 +163,42 @@ class ForkserverBackend:
             if self._cgroups
             else "memory limited per process only (no writable cgroup)"
         )
-        user = "own user id per slot" if self._as_root else "started by an ordinary user"
+        if self._tier == "container":
+            return f"container isolation: landlock, seccomp, no new processes; {memory}; {self.slots} slots"
+        user = "own user id per program" if os.geteuid() == 0 else "started by an ordinary user"
         return f"full isolation: namespaces, read-only root, seccomp, {user}; {memory}; {self.slots} slots"
 
     def zygote_pids(self) -> dict[str, int]:
-        """Process ids of the zygotes that are ready, by preset: for operators and tests."""
+        """Process ids of zygotes that are ready, one of each preset: for operators and tests."""
         return {link.preset.name: link.pid for link in self._links if link.alive}
 
-    async def _run_in(self, slot: int, request: ExecRequest, queued_s: float) -> ExecResult:
+    async def _run_program(self, request: ExecRequest, queued_s: float) -> ExecResult:
+        spares = self._spares[preset_for(request.code)]
+        child = await spares.take(request.limits.scratch_mb)
         try:
-            link = await self._zygote(preset_for(request.code))
-            call = _open_call(request, link)
-            group = self._groups.get(slot)
-            try:
-                if group:
-                    group.arm(request.limits)
-                link.submit(call, partial(self._order, slot, request.limits), group.join_fds if group else ())
-            except OSError as error:
-                call.lost(f"cannot set the limits of slot {slot}: {error}")
-            ended = await _outlive_cancellation(call)
-            facts = _facts(call, ended, group, queued_s)
-            if killed_from_outside(facts, request.limits):  # an init cannot be killed from inside
-                raise CallLost("the program was killed from outside: the machine may be out of memory")
-            return result_of(request, facts)
-        finally:
-            self._free.put_nowait(slot)
-
-    def _order(self, slot: int, limits: Limits, number: int) -> SpawnOrder:
-        by_cgroup = self._cgroups is not None
-        return SpawnOrder(
-            call=number,
-            uid=slot + 1 if self._as_root else 0,
-            cpu_s=math.ceil(limits.cpu_s),
-            scratch_bytes=limits.scratch_mb << 20,
-            scratch_inodes=limits.scratch_mb * _INODES_PER_MIB,
-            address_space_bytes=0 if by_cgroup else limits.memory_mb << 20,
-            processes=0 if by_cgroup else limits.processes,
-        )
-
-    async def _zygote(self, preset: Preset) -> ZygoteLink:
-        """The living zygote of this kind; starts one if there is none. Raises `SandboxUnavailable`."""
-        if self._closed:
-            raise SandboxUnavailable("the sandbox is closed")
-        task = self._starting.get(preset.name)
-        if task is None:
-            task = self._starting[preset.name] = asyncio.create_task(self._start_zygote(preset))
-        try:
-            link = await asyncio.shield(task)
-        except SandboxUnavailable:
-            self._forget(preset, task)  # the next call tries anew
-            raise
-        if link.alive:
-            return link
-        self._forget(preset, task)
-        return await self._zygote(preset)
-
-    def _forget(self, preset: Preset, task: asyncio.Task[ZygoteLink]) -> None:
-        if self._starting.get(preset.name) is task:
-            del self._starting[preset.name]
-
-    async def _start_zygote(self, preset: Preset) -> ZygoteLink:
-        link = ZygoteLink(preset, self._python, self._as_root, on_gone=self._links.discard)
-        self._links.add(link)
-        try:
-            await link.start()
+            return await run_in(child, request, queued_s)
+        except SpareGone:
+            return await self._run_program(request, queued_s)
         except OSError as error:
-            self._links.discard(link)
-            raise SandboxUnavailable(f"cannot start {self._python}: {error}") from error
-        return link
+            raise SandboxUnavailable(f"cannot set the limits of a program: {error}") from error
+        finally:
+            release_when_ended(child)
+            asyncio.get_running_loop().call_soon(spares.refill)
 
-
-def _open_call(request: ExecRequest, link: ZygoteLink) -> Call:
-    try:
-        return Call(request, give_up=link.kill, grace_s=_ZYGOTE_GRACE_S)
-    except OSError as error:
-        raise SandboxUnavailable(f"cannot open the pipes of a call: {error}") from error
-
-
-async def _outlive_cancellation(call: Call) -> Ended:
-    """Wait for the end; when cancelled, kill the program, wait all the same, and only then be cancelled."""
-    try:
-        return await asyncio.shield(call.ended)
-    except asyncio.CancelledError:
-        call.stop(ExecStatus.KILLED)
-        await asyncio.wait([call.ended])
-        if not call.ended.cancelled():
-            call.ended.exception()  # seen: nobody is left to be told
-        raise
-
-
-def _facts(call: Call, ended: Ended, group: SlotGroup | None, queued_s: float) -> Facts:
-    return Facts(
-        stdout=ended.stdout,
-        stderr=ended.stderr,
-        wait_status=ended.wait_status,
-        wall_s=ended.wall_s,
-        queued_s=queued_s,
-        cpu_s=ended.cpu_s,
-        stopped_for=call.stopped_for,
-        oom_killed=group is not None and group.oom_killed(),
-        address_space_limited=group is None,
-    )
+    async def _start_session(self, limits: Limits) -> Child:
+        spares = self._spares[HEAVY]  # its later cells may import anything
+        child = await spares.take(limits.scratch_mb)
+        try:
+            await child.ready()
+            child.host_session(limits)
+        except BaseException as error:
+            release_when_ended(child)
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"cannot set the limits of a session: {error}") from error
+            raise
+        finally:
+            asyncio.get_running_loop().call_soon(spares.refill)
+        return child
 
 
 def _require_platform() -> None:

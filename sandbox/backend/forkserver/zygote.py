@@ -1,36 +1,37 @@
 """The jailed parent of all programs: locks itself in, imports, forks one child per order. Runs no code.
 
-Started by `link` with the programs' interpreter and one socket. It is the init of its own pid namespace, so
-its death takes every program with it; it dies itself when the socket closes or its parent goes. It must stay
-single-threaded, since only the calling thread survives a fork, and holds no secret, since children inherit
-all.
+Started by `link` with the programs' interpreter and one socket. Its death takes every program with it; it dies itself
+when the socket closes or its parent goes. It must stay single-threaded, since only the calling thread survives a fork,
+and holds no secret, since children inherit all: a program reaches its child without passing here.
 """
 
 import gc
 import importlib.util
 import os
 import select
+import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import NoReturn
 
-from sandbox.backend.forkserver import jail, lockdown, program, seccomp, wire
+from sandbox.backend.forkserver import (
+    container,
+    full,
+    huge_pages,
+    jail,
+    lockdown,
+    program,
+    seccomp,
+    spare,
+    wire,
+)
 from sandbox.backend.forkserver import syscalls as sys_
+from sandbox.backend.forkserver.failed_step import StepFailed, step
 from sandbox.backend.forkserver.wire import Event
-
-
-class _SetupFailed(Exception):
-    """A step towards readiness failed; the text names it."""
-
-
-@contextmanager
-def _step(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _SetupFailed(f"cannot {name}: {error}") from error
+from sandbox.backend.sessions import cells
 
 
 def main(fd: int) -> NoReturn:
@@ -38,60 +39,28 @@ def main(fd: int) -> NoReturn:
     link = socket.socket(fileno=fd)
     try:
         config = wire.decode_config(link.recv(wire.MAX_MESSAGE))
-        _enter_jail(link, config)
-        with _step("import and warm up the modules of programs"):
+        with step("read the system-call filter"):
+            seccomp_filter = seccomp.shipped()
+        fork, plan = _enter(link, config, seccomp_filter)
+        with step("import and warm up the modules of programs"):
             _warm_up(config)
-        zygote = _Zygote(link)
+        zygote = _Zygote(link, fork, plan)
     except BaseException as error:  # the supervisor must learn of everything that stops us
-        link.send(wire.encode(Event("failed", text=str(error) or repr(error))))
+        link.send(wire.encode_event(Event("failed", text=str(error) or repr(error))))
         os._exit(1)
     zygote.serve()
 
 
-def _enter_jail(link: socket.socket, config: wire.ZygoteConfig) -> None:
-    """Returns in the grandchild that lives inside; this process stays outside as its reaper."""
-    if config.mapped_ids:
-        with _step("make a mount namespace"):
-            sys_.unshare(sys_.NEWNS)
-        with _step("build the read-only root"):
-            jail.enter_root()  # while still root: the interpreter may lie in a directory closed to others
-        with _step("make a user namespace"):
-            sys_.unshare(sys_.NEWUSER)
-        _ask_for_ids(link)
-    else:
-        with _step("make a user namespace"):
-            lockdown.map_own_ids(inside=0)
-            sys_.unshare(sys_.NEWNS)
-        with _step("build the read-only root"):
-            jail.enter_root()
-    with _step("make pid, network, ipc and uts namespaces"):
-        sys_.unshare(sys_.NEWPID | sys_.NEWNS | sys_.NEWNET | sys_.NEWIPC | sys_.NEWUTS)
-    _become_init(link, config.supervisor_pid)
-    with _step("mount a private /proc"):
-        jail.mount_proc()
-    sys_.empty_bounding_set()
-
-
-def _ask_for_ids(link: socket.socket) -> None:
-    with _step("map user ids"):
-        link.send(wire.encode(Event("map_ids")))
-        if not link.recv(16):
-            raise ConnectionError("the supervisor is gone")
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-
-
-def _become_init(link: socket.socket, supervisor_pid: int) -> None:
-    sys_.die_with_parent()
-    if os.getppid() != supervisor_pid:
-        os._exit(1)  # it went before we asked to be told
-    child = os.fork()
-    if child:
-        link.close()
-        os.waitpid(child, 0)
-        os._exit(0)
-    sys_.die_with_parent()
+def _enter(
+    link: socket.socket, config: wire.ZygoteConfig, seccomp_filter: bytes
+) -> tuple[Callable[[], int], spare.Plan]:
+    """Go into the jail of our tier. How children are forked and locked down there."""
+    if config.tier == "container":
+        with step("give up our rights"):
+            container.enter(config)
+        return sys_.fork, lambda order, fds: partial(container.lock_down, order, fds, seccomp_filter)
+    full.enter(link, config)
+    return full.PidNamespaces().fork, lockdown.LockDown(seccomp_filter, config.mapped_ids).plan
 
 
 def _warm_up(config: wire.ZygoteConfig) -> None:
@@ -100,24 +69,29 @@ def _warm_up(config: wire.ZygoteConfig) -> None:
             importlib.import_module(name)
     for code in config.warm_up:
         exec(compile(code, "warm-up", "exec", dont_inherit=True), {"__name__": "warm_up"})
+    cells.rehearse()
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]  # no program should find our package importable
+    os.environ.clear()  # modules may have added to it
+    os.environ.update(lockdown.ENVIRONMENT)
+    program.prepare(jail.SCRATCH)
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every shared page
+    huge_pages.collapse_heap()
 
 
 class _Zygote:
     """The serving loop: orders in, children out, their ends reported."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, fork: Callable[[], int], plan: spare.Plan) -> None:
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
-            raise _SetupFailed(f"cannot fork safely: a module started {threads - 1} threads")
+            raise StepFailed(f"cannot fork safely: a module started {threads - 1} threads")
         self._link = link
-        self._filter = seccomp.build()
+        self._fork, self._plan = fork, plan
         self._mapped_bytes = _mapped_bytes()
-        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, call)
+        self._no_input = os.open("/dev/null", os.O_RDONLY)
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, child)
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
         self._say(Event("ready"), os.pidfd_open(os.getpid()))
@@ -130,65 +104,61 @@ class _Zygote:
                 else:
                     self._take_order()
 
-    def _say(self, event: Event, pidfd: int | None = None) -> None:
+    def _say(self, event: Event, *fds: int) -> None:
         try:
-            socket.send_fds(self._link, [wire.encode(event)], [] if pidfd is None else [pidfd])
+            socket.send_fds(self._link, [wire.encode_event(event)], fds)
         except OSError:
             os._exit(0)  # the supervisor is gone, and with us every child goes
 
     def _take_order(self) -> None:
-        message, received, _, _ = socket.recv_fds(self._link, wire.MAX_MESSAGE, wire.MAX_FDS)
+        message, join, _, _ = socket.recv_fds(self._link, wire.MAX_MESSAGE, wire.MAX_FDS)
         if not message:
             os._exit(0)
         order = wire.decode_order(message)
         try:
-            pid = self._fork(order, received)
+            self._spawn(order, tuple(join))
         except OSError as error:
-            self._say(Event("refused", order.call, text=str(error)))
-            return
+            self._say(Event("refused", order.child, text=str(error)))
         finally:
-            for fd in received:
-                os.close(fd)
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (pid, order.call)
-        self._poll.register(pidfd, select.POLLIN)
-        self._say(Event("spawned", order.call), pidfd)
+            _close(*join)
 
-    def _fork(self, order: wire.SpawnOrder, received: list[int]) -> int:
-        # Back to our own namespace first: in one whose init has died, fork gives ENOMEM.
-        sys_.enter_namespace(self._own_pid_namespace, sys_.NEWPID)
-        sys_.unshare(sys_.NEWPID)
-        pid = os.fork()
-        if not pid:
-            self._be_child(order, lockdown.Descriptors.of(received))
-        return pid
+    def _spawn(self, order: wire.SpawnOrder, join: tuple[int, ...]) -> None:
+        """Fork a child and hand our ends of its socket and its pipes to the supervisor. Raises `OSError`."""
+        with ExitStack() as opened:
+            control, its_control = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            opened.callback(_close, control, its_control)
+            opened.callback(_close, *(out := os.pipe()))
+            opened.callback(_close, *(err := os.pipe()))
+            fds = lockdown.Descriptors(its_control, self._no_input, out[1], err[1], join)
+            lock_down = self._plan(order, fds)
+            pid = self._fork()
+            if not pid:
+                spare.live(order, fds, lock_down, self._mapped_bytes)
+            pidfd = self._watch(pid, order.child)
+            self._say(Event("spawned", order.child), control, out[0], err[0], pidfd)
 
-    def _be_child(self, order: wire.SpawnOrder, fds: lockdown.Descriptors) -> NoReturn:
-        report = fds.report
+    def _watch(self, pid: int, child: int) -> int:
         try:
-            source, report = lockdown.lock_down(order, fds, self._filter, self._mapped_bytes)
-        except BaseException as error:  # ours, not the program's: told on a pipe that no program ever holds
-            _tell((report, 3), f"lockdown failed: {error!r}")
-            os._exit(1)
-        os.close(report)
-        program.run(source)
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # nobody could ever stop it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children[pidfd] = (pid, child)
+        self._poll.register(pidfd, select.POLLIN)
+        return pidfd
 
     def _reap(self, pidfd: int) -> None:
-        pid, call = self._children.pop(pidfd)
+        pid, child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status, usage = os.wait4(pid, 0)
-        self._say(Event("exited", call, wait_status=status, cpu_s=usage.ru_utime + usage.ru_stime))
+        self._say(Event("exited", child, status, usage.ru_utime + usage.ru_stime))
 
 
-def _tell(candidates: tuple[int, ...], text: str) -> None:
-    """Write to the first descriptor that works: the report may have been moved when the failure came."""
-    for fd in candidates:
-        try:
-            os.write(fd, text.encode())
-        except OSError:
-            continue
-        return
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _mapped_bytes() -> int:

@@ -1,11 +1,11 @@
-"""Which servers the settings name: the embedded ones, or those of the environment."""
+"""Which servers and which sandbox the settings name: the embedded ones, or those of the environment."""
 
 from pathlib import Path
 
 import pytest
 
 from webapp.config.paths import Var
-from webapp.config.servers import Valkey, WrongUrl, database, valkey
+from webapp.config.servers import Sandbox, Valkey, WrongUrl, database, sandbox, valkey
 
 
 @pytest.fixture
@@ -65,3 +65,23 @@ def test_a_wrong_valkey_url_names_the_variable(var: Var, monkeypatch: pytest.Mon
     monkeypatch.setenv("VALKEY_URL", "http://h")
     with pytest.raises(WrongUrl, match="VALKEY_URL: expected"):
         valkey(var)
+
+
+def test_without_a_variable_the_sandbox_is_the_node_of_up(var: Var) -> None:
+    assert sandbox(var) == Sandbox(f"unix:{var.sockets}/sandbox.sock", ours=True)
+
+
+def test_a_sandbox_elsewhere_is_shown_without_its_password(var: Var, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARLOOM_SANDBOX", "valkey://:hidden@queue.example:6379/0")
+    monkeypatch.setenv("STARLOOM_SANDBOX_TOKEN", "a-token")
+    made = sandbox(var)
+    assert made == Sandbox("valkey://:hidden@queue.example:6379/0", "a-token", ours=False)
+    assert "queue.example" in made.shown
+    assert "hidden" not in made.shown
+
+
+@pytest.mark.parametrize("url", ["/run/node.sock", "ftp://h", "http://"])
+def test_a_wrong_sandbox_url_names_the_variable(url: str, var: Var, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARLOOM_SANDBOX", url)
+    with pytest.raises(WrongUrl, match="STARLOOM_SANDBOX: "):
+        sandbox(var)

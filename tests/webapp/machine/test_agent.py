@@ -18,7 +18,7 @@ import pytest
 
 from webapp.config.paths import Var
 from webapp.machine.agent import Agent
-from webapp.machine.engines import Record, Records, carriers
+from webapp.machine.engines import Record, Records, carriers, engine_environment
 
 LIVES = "import time; time.sleep(600)"
 TOKEN = "slr_secret-of-the-run"
@@ -130,6 +130,14 @@ async def test_an_engine_runs_in_its_own_session_with_a_clean_environment(
         assert TOKEN not in "".join(file.read_text() for file in var.agent.iterdir())
         assert stat.S_IMODE(served.socket.stat().st_mode) == 0o600
         assert stat.S_IMODE(var.agent.stat().st_mode) == 0o700
+
+
+def test_an_engine_is_told_of_a_sandbox_elsewhere_with_its_token(var: Var, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARLOOM_SANDBOX", "https://sandbox.example:8443")
+    monkeypatch.setenv("STARLOOM_SANDBOX_TOKEN", "a-token")
+    environment = engine_environment(var)
+    assert environment["STARLOOM_SANDBOX"] == "https://sandbox.example:8443"
+    assert environment["STARLOOM_SANDBOX_TOKEN"] == "a-token"
 
 
 async def test_the_same_launch_is_started_once(var: Var, platform: Platform, folder: Path) -> None:

@@ -7,14 +7,26 @@ from typing import Any
 
 import pytest
 
-from webapp.config.servers import Valkey
+from webapp.config.servers import Sandbox, Valkey
 from webapp.machine import checks as checks_module
 from webapp.machine.checks import Check, checks
 from webapp.machine.valkey import ValkeyServer
 
+Only = Callable[..., None]
+
 
 def found() -> dict[str, Check]:
     return {check.name: check for check in checks()}
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Only:
+    """Make no other checks than these: waiting for a worker that is not there takes its second."""
+
+    def choose(*names: str) -> None:
+        monkeypatch.setattr(checks_module, "_PROBES", [probe for probe in checks_module._PROBES if probe.name in names])
+
+    return choose
 
 
 @pytest.mark.django_db
@@ -28,7 +40,10 @@ def test_what_is_there_and_what_is_not(valkey: ValkeyServer) -> None:
     assert all("manage.py up" in made[name].mend for name in ("Celery worker", "Agent", "Sandbox"))
 
 
-def test_servers_that_are_gone_are_said(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_servers_that_are_gone_are_said(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: Only
+) -> None:
+    only("Postgres", "Valkey")
     monkeypatch.setitem(checks_module.connection.settings_dict, "HOST", str(tmp_path))
     settings.VALKEY = Valkey(f"unix://{tmp_path}/valkey.sock")
     made = found()
@@ -64,7 +79,8 @@ def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     assert quick == Check("Quick", True, "here", "")
 
 
-def test_an_engine_that_is_not_installed_and_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_that_is_not_installed_and_a_full_disk(monkeypatch: pytest.MonkeyPatch, only: Only) -> None:
+    only("Engine environment", "Free disk")
     monkeypatch.setattr(checks_module, "_ENGINE", {"no_such_engine": ("no-such-engine",), "torch": ("torch",)})
     monkeypatch.setattr(checks_module, "_FREE_GB", 1e9)
     made = found()
@@ -73,6 +89,18 @@ def test_an_engine_that_is_not_installed_and_a_full_disk(monkeypatch: pytest.Mon
     assert "GB free on the disk of" in made["Free disk"].detail
 
 
-def test_pieces_that_were_never_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pieces_that_were_never_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: Only) -> None:
+    only("Engine environment")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert found()["Engine environment"].detail == f"DeepSpeed's compiled pieces are not in {tmp_path}"
+
+
+def test_a_sandbox_elsewhere_that_does_not_answer_is_to_be_mended_there(
+    settings: Any, tmp_path: Path, only: Only
+) -> None:
+    only("Sandbox")
+    settings.SANDBOX = Sandbox(f"valkey+unix://{tmp_path}/nobody.sock")
+    sandbox = found()["Sandbox"]
+    assert not sandbox.ok
+    assert "nobody.sock" in sandbox.detail
+    assert "STARLOOM_SANDBOX" in sandbox.mend

@@ -75,8 +75,16 @@ async def kept(made: Part, tmp_path: Path, heard: Heard) -> AsyncIterator[Keeper
 
 
 def children() -> list[psutil.Process]:
-    """Those of this test; the session's servers are children of ours as well."""
-    return [each for each in psutil.Process().children() if "answer" in " ".join(each.cmdline())]
+    """Those of this test that live; the session's servers are children of ours as well."""
+    return [each for each in psutil.Process().children() if "answer" in " ".join(command_of(each))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty for one that is dead and not reaped yet."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 async def until(look: Callable[[], Any]) -> Any:

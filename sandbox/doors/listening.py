@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LONGEST_PATH = 107  # bytes: what the kernel's sockaddr_un holds
+BACKLOG = 4096  # thousands of clients may come at once; beyond it the kernel turns them away
 
 
 class CannotListen(Exception):
@@ -93,7 +94,7 @@ def _bind(path: Path) -> socket.socket:
     try:
         listener.bind(os.fsencode(path))  # nobody else gets through the folder before the next line
         path.chmod(0o600)
-        listener.listen(128)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()

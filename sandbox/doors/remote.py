@@ -1,7 +1,8 @@
 """The client's end of a gateway's socket: submits calls, and connects anew by itself when the node was restarted.
 
-Calls keep no state: one that was lost with its connection raises `SandboxUnavailable` and may be submitted again,
-which is the caller's to decide. Leaves out deadlines: a node that is stopped (SIGSTOP) lets its callers wait.
+A call that was lost with its connection raises `SandboxUnavailable`, and may be submitted again if the caller likes.
+A cell raises `SessionLost`: sessions end with the connection that used them, and nobody runs a cell twice. Leaves out
+deadlines: a node that is stopped (SIGSTOP) lets its callers wait.
 """
 
 import asyncio
@@ -9,9 +10,19 @@ import json
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from sandbox.contract import ExecRequest, ExecResult, RequestRefused, SandboxUnavailable
-from sandbox.frames import MOST_REQUEST_BYTES, STREAM_BYTES, Frame, Kind, NotAFrame, encode, read_frame
+from sandbox.contract import (
+    MOST_REQUEST_BYTES,
+    ExecRequest,
+    ExecResult,
+    RequestRefused,
+    SandboxStatus,
+    SandboxUnavailable,
+    SessionLost,
+)
+from sandbox.doors.frames import FAILURES, STREAM_BYTES, Frame, Kind, NotAFrame, encode, read_frame
+from sandbox.parsing import answer_in
 
 CONNECT_S = 5.0  # a node that was restarted is back within this
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
@@ -31,7 +42,23 @@ class RemoteNode:
     async def submit(self, request: ExecRequest) -> ExecResult:
         """See `Submitter`. Raises `RequestRefused` for a request that the node would not take."""
         connection = await self.connect()
-        return await connection.call(request)
+        try:
+            return answer_in(ExecResult, await connection.ask(Kind.RUN, request.model_dump()))
+        except _ConnectionLost as error:
+            if request.session is None:
+                raise
+            raise SessionLost(f"session {request.session} ended with the connection to its node") from error
+
+    async def end_session(self, session: str) -> None:
+        """See `Submitter`. A lost connection took its sessions with it."""
+        if self._connection and not self._connection.lost:
+            with suppress(_ConnectionLost):
+                await self._connection.ask(Kind.END_SESSION, {"session": session})
+
+    async def status(self) -> SandboxStatus:
+        """See `Submitter`."""
+        connection = await self.connect()
+        return answer_in(SandboxStatus, await connection.ask(Kind.STATUS))
 
     async def connect(self) -> "_Connection":
         """The living connection; callers that need a new one wait for the same attempt. Raises `SandboxUnavailable`."""
@@ -58,13 +85,13 @@ class RemoteNode:
         give_up, pause = loop.time() + self._connect_s, _FIRST_PAUSE_S
         while True:
             try:
-                self._connection = _Connection(*await asyncio.open_unix_connection(self._path, limit=STREAM_BYTES))
+                self._connection = _Connection(*await _streams(self._path))
                 return self._connection
             except _NOBODY_LISTENS as error:
                 if loop.time() + pause > give_up:
                     raise SandboxUnavailable(
                         f"no sandbox node answers at unix:{self._path} ({error}): "
-                        f"start one with `python -m sandbox serve --socket {self._path}`"
+                        f"start one with `python -m sandbox node --socket {self._path}`"
                     ) from error
             except OSError as error:
                 raise SandboxUnavailable(f"cannot reach the sandbox node at unix:{self._path}: {error}") from error
@@ -72,26 +99,39 @@ class RemoteNode:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
+async def _streams(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(path, limit=STREAM_BYTES)
+    if writer.get_extra_info("peername") is None:  # asyncio takes the EAGAIN of a full queue for "connected"
+        writer.transport.abort()
+        raise ConnectionRefusedError("too many others connect")
+    return reader, writer
+
+
+class _ConnectionLost(SandboxUnavailable):
+    def __init__(self) -> None:
+        super().__init__("the connection to the sandbox node was lost; a call without a session may be submitted again")
+
+
 class _Connection:
-    """One stream to the node and the calls that wait on it."""
+    """One stream to the node and the questions that wait on it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[ExecResult]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._reading = asyncio.create_task(self._read())
         self.lost = False
 
-    async def call(self, request: ExecRequest) -> ExecResult:
-        """Send one call and wait for its answer; cancelling it kills the program."""
+    async def ask(self, kind: Kind, body: Any = None) -> Any:
+        """Send a question, wait for its answer's JSON; cancelling it kills the program that it runs."""
         if self.lost:
-            raise SandboxUnavailable(_LOST)
+            raise _ConnectionLost
         number = next(self._numbers)
-        frame = encode(Kind.RUN, number, request.model_dump())
+        frame = encode(kind, number, body)
         if len(frame) > MOST_REQUEST_BYTES:
             raise RequestRefused(f"the request has {len(frame)} bytes, {MOST_REQUEST_BYTES} are allowed")
-        answer: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
             self._writer.write(frame)
@@ -120,27 +160,25 @@ class _Connection:
             self._writer.close()
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(SandboxUnavailable(_LOST))
+                    answer.set_exception(_ConnectionLost())
 
     def _settle(self, frame: Frame) -> None:
         answer = self._waiting.get(frame.call)
         if answer is None or answer.done():  # its caller was cancelled
             return
         try:
-            answer.set_result(_result(frame))
+            answer.set_result(_answer(frame))
         except (SandboxUnavailable, RequestRefused) as error:
             answer.set_exception(error)
 
 
-_LOST = "the connection to the sandbox node was lost; calls keep no state, so this one may be submitted again"
-
-
-def _result(frame: Frame) -> ExecResult:
+def _answer(frame: Frame) -> Any:
     try:
-        fields = json.loads(frame.body)
-        if frame.kind == Kind.RESULT:
-            return ExecResult.model_validate(fields)
-        message = str(fields["message"])
-    except (ValueError, KeyError, TypeError) as error:  # pydantic's refusals are ValueErrors
+        fields: Any = json.loads(frame.body) if frame.body else None
+        failure = FAILURES.get(Kind(frame.kind))
+        message = str(fields["message"]) if failure else ""
+    except (ValueError, KeyError, TypeError) as error:
         raise SandboxUnavailable(f"the sandbox node sent an answer that is none: {error}") from error
-    raise RequestRefused(message) if frame.kind == Kind.REFUSED else SandboxUnavailable(message)
+    if failure:
+        raise failure(message)
+    return fields

@@ -1,7 +1,7 @@
 """How a gateway and its clients talk: numbered frames, a fixed header and a JSON body, over one byte stream.
 
 The header tells which call a frame is about, so that even a body that is too large or no JSON gets an answer
-that names its call. What the bodies mean is said in `sandbox.gateway` and `sandbox.remote`.
+that names its call. What is done about a frame is said in `sandbox.doors.gateway` and `sandbox.doors.remote`.
 """
 
 import asyncio
@@ -11,21 +11,39 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-MOST_REQUEST_BYTES = 16 << 20
+from sandbox.contract import RequestRefused, SandboxBusy, SandboxUnavailable, SessionLost
+
 STREAM_BYTES = 1 << 20  # read ahead of a frame's reader
-_MARK = b"sl1\0"  # the protocol and its version: whoever speaks another one is told so
+_MARK = b"sl2\0"  # the protocol and its version: whoever speaks another one is told so
 _HEADER = struct.Struct("!4sBQI")  # mark, kind, number of the call, bytes of the body
 _CHUNK = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a frame says; the first two come from clients, the others answer a call."""
+    """What a frame says. Clients ask with the first four; each question but `CANCEL` gets one of the others."""
 
     RUN = 1  # an ExecRequest
-    CANCEL = 2  # nobody wants the call's result any more; no body
-    RESULT = 3  # an ExecResult
-    UNAVAILABLE = 4  # {"message"}: the sandbox failed
-    REFUSED = 5  # {"message"}: the request is wrong
+    CANCEL = 2  # nobody wants the call's result any more; no body, no answer
+    END_SESSION = 3  # {"session"}
+    STATUS = 4  # no body
+
+    RESULT = 16  # an ExecResult
+    ENDED = 17  # no body
+    STATE = 18  # a SandboxStatus
+
+    UNAVAILABLE = 32  # {"message"}, as all that follow
+    BUSY = 33
+    SESSION_LOST = 34
+    REFUSED = 35
+
+
+FAILURES: dict[Kind, type[Exception]] = {  # the narrower ones first
+    Kind.BUSY: SandboxBusy,
+    Kind.SESSION_LOST: SessionLost,
+    Kind.UNAVAILABLE: SandboxUnavailable,
+    Kind.REFUSED: RequestRefused,
+}
+"""How exceptions travel."""
 
 
 @dataclass(frozen=True)
