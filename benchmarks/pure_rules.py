@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.data.protocol import tool_call
 from engine.downsample import Candidate, Roc
-from engine.rollout.toolcalls import PYTHON_TOOL, parse_tool_calls
+from engine.rollout.toolcalls import parse_tool_calls
+from engine.rollout.tools.python import PYTHON_TOOL
 
 GROUPS, SIZE, KEEP, TEXTS = 256, 32, 16, 20_000
 

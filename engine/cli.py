@@ -21,7 +21,7 @@ from ulid import ULID
 
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import Event
-from engine.contract.job import RecipeError, load_recipe
+from engine.contract.job import Recipe, RecipeError, load_recipe
 from engine.contract.provenance import new_job
 from engine.downsample import what_if
 from engine.environment import prepare_environment
@@ -32,6 +32,7 @@ from engine.stages.commands import Inbox, Superseded
 from engine.view.explain import as_json, deviation_lines, parse_settings, print_explanation, read_group
 from engine.view.progress import LiveView
 from engine.view.report import write_report
+from sandbox.places import FORMS, TOKEN_VARIABLE, check_url
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code.")
 bench = typer.Typer(no_args_is_help=True, help="Measure parts of the engine on this machine.")
@@ -45,13 +46,26 @@ HAND_OVER_S = 60.0
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, TOML.", show_default=False)]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
+
+
+def a_sandbox(url: str | None) -> str | None:
+    """Refuse at once what is no sandbox's URL."""
+    try:
+        if url is not None:
+            check_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return url
+
+
 SandboxOption = Annotated[
     str | None,
     typer.Option(
         "--sandbox",
         envvar="STARLOOM_SANDBOX",
         metavar="URL",
-        help="Sandbox node to use, unix:/path/to/socket; a private one otherwise.",
+        callback=a_sandbox,
+        help=f"Sandbox to use: {FORMS}, its token in ${TOKEN_VARIABLE}; a private node otherwise.",
         show_default=False,
     ),
 ]
@@ -67,6 +81,18 @@ FlushOption = Annotated[
 ]
 
 
+def load_with_tools(path: Path) -> Recipe:
+    """A recipe whose tools are there. Raises ``RecipeError``."""
+    from engine.rollout.tools.registry import ToolsRefused, load_tools  # jsonschema: other commands do without
+
+    found = load_recipe(path)
+    try:
+        load_tools(found.tools)
+    except ToolsRefused as error:
+        raise RecipeError(str(path), error.problems) from error
+    return found
+
+
 def refuse(error: Exception) -> typer.Exit:
     typer.secho(str(error), err=True, fg="red")
     return typer.Exit(WRONG)
@@ -74,9 +100,9 @@ def refuse(error: Exception) -> typer.Exit:
 
 @app.command()
 def check(recipe: RecipeArgument) -> None:
-    """Check a recipe; name every wrong field."""
+    """Check a recipe and import the tools that it names; name every wrong field."""
     try:
-        found = load_recipe(recipe)
+        found = load_with_tools(recipe)
     except RecipeError as error:
         raise refuse(error) from error
     typer.echo(f"{recipe}: good ({found.name}: {' -> '.join(stage.name for stage in found.stages)})")
@@ -95,7 +121,7 @@ def run(
         if resume and (out / "job.json").exists():
             folder = RunFolder.open(out)
         else:
-            found = load_recipe(recipe)
+            found = load_with_tools(recipe)
             run_id = f"run_{str(ULID()).lower()}"
             job = new_job(found, run_id)
             folder = RunFolder.create(out, job, recipe.read_text(encoding="utf-8"))

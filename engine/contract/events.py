@@ -148,7 +148,19 @@ class CheckpointSaved(Strict):
     path: str
 
 
+class NodeLoad(Strict):
+    """A sandbox node at the end of a rollout batch."""
+
+    name: str
+    tier: str = Field(description="Isolation of its programs: `full`, `container` or `none`.")
+    slots: int
+    busy: int = Field(description="Programs that ran.")
+    sessions: int = Field(description="Sessions that held variables.")
+
+
 class SandboxLoad(Strict):
+    """What the tool calls of a rollout batch came to; calls that could not be parsed are none."""
+
     type: Literal["sandbox.load"] = "sandbox.load"
     stage: str
     step: int
@@ -156,6 +168,14 @@ class SandboxLoad(Strict):
     statuses: dict[str, int]
     queued_s: FiniteFloat = Field(description="Mean seconds a call waited for a slot.")
     wall_s: FiniteFloat = Field(description="Mean seconds a call ran.")
+    queued_p99_s: FiniteFloat | None = Field(default=None, description="99 of 100 calls waited no longer, seconds.")
+    wall_p99_s: FiniteFloat | None = Field(default=None, description="99 of 100 calls ran no longer, seconds.")
+    tools: dict[str, int] = Field(default_factory=dict, description="Tool -> calls.")
+    errors: dict[Text, int] = Field(
+        default_factory=dict, description="Exception type -> calls that ended with it, the 20 most frequent."
+    )
+    queued: int | None = Field(default=None, description="Calls of all clients that no node had taken at the end.")
+    nodes: tuple[NodeLoad, ...] = Field(default=(), description="The sandbox's nodes at the end.")
 
 
 class EngineLoad(Measured):

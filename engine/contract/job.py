@@ -331,10 +331,18 @@ class RolloutResources(Strict):
 
 
 class SandboxResources(Strict):
-    """The private sandbox node."""
+    """Where tool calls run: a private node, or the sandbox that `--sandbox` names."""
 
-    slots: PositiveInt = Field(default=4, description="Programs run at the same time.")
+    slots: PositiveInt = Field(default=4, description="Programs run at the same time; a private node's only.")
     limits: Limits = Limits(wall_s=5, cpu_s=5, memory_mb=512)
+
+
+class ScoringResources(Strict):
+    """Where rewards are computed. The verdicts are the same; in the sandbox no answer can hold the engine up."""
+
+    where: Literal["engine", "sandbox"] = Field(default="engine", description="The engine's threads, or the sandbox.")
+    wall_s: PositiveFloat = Field(default=10, le=3600, description="Seconds that a call of the sandbox may take.")
+    batch: PositiveInt = Field(default=64, description="Answers in one call of the sandbox.")
 
 
 class LearnerResources(Strict):
@@ -373,6 +381,12 @@ class LearnerResources(Strict):
         return self
 
 
+ToolName = Annotated[str, Field(pattern=r"^(python|python_session|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
+
+_LEFT_OUT_OF_DIGEST = {"tools": ("python",), "scoring": ScoringResources()}
+"""Fields younger than runs that people have, and the value with which a recipe means what it meant without them."""
+
+
 class Recipe(Strict):
     """Model, ordered stages, resources: all that a run is determined by."""
 
@@ -380,9 +394,16 @@ class Recipe(Strict):
     seed: int = Field(default=0, ge=0, description="Seeds data, sampling of problems and initial weights.")
     notes: tuple[str, ...] = Field(default=(), description="What a reader of the results must know.")
     model: Model
+    tools: tuple[ToolName, ...] = Field(
+        default=("python",),
+        min_length=1,
+        description="What the policy may call: `python` (each program alone), `python_session` (variables last for the "
+        "rollout), or a tool of your own as `module:attribute`.",
+    )
     stages: tuple[AnyStage, ...] = Field(min_length=1)
     rollout: RolloutResources = RolloutResources()
     sandbox: SandboxResources = SandboxResources()
+    scoring: ScoringResources = ScoringResources()
     learner: LearnerResources = LearnerResources()
 
     @model_validator(mode="after")
@@ -391,6 +412,8 @@ class Recipe(Strict):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"stage names must be unique, given twice: {', '.join(twice)}")
+        if "python" not in self.tools and any(isinstance(stage, SftStage) for stage in self.stages):
+            raise ValueError("tools must have python where there is an sft stage: its trajectories call it")
         for stage in self.stages:
             length = stage.max_tokens if isinstance(stage, SftStage) else stage.max_response_tokens
             if length > self.model.context_tokens:
@@ -408,7 +431,8 @@ class Recipe(Strict):
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        younger = {name for name, value in _LEFT_OUT_OF_DIGEST.items() if getattr(self, name) == value}
+        canonical = json.dumps(self.model_dump(mode="json", exclude=younger), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -5,6 +5,7 @@ it; it names the same parts as the paper's: reasoning, tools, calls, answer.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 
 END = "<|im_end|>"
 START = "<|im_start|>"
@@ -22,11 +23,24 @@ TAGS = (
 CONTROL_TOKENS = (PAD, START, END, *TAGS)
 
 TOOL_NAME = "execute_python_code_with_standard_io"
-SYSTEM = (
-    "Think in <reason></reason>, answer in <answer>\\boxed{}</answer>.\n"
-    f'# Tools\n<tools>{{"name": "{TOOL_NAME}", "arguments": {{"code", "input"}}}}</tools>\n'
-    "Call in <tool_call></tool_call>."
-)
+
+
+def _system(tools: str, call: str = "") -> str:
+    return (
+        "Think in <reason></reason>, answer in <answer>\\boxed{}</answer>.\n"
+        f"# Tools\n<tools>{tools}</tools>\n"
+        f"Call in <tool_call>{call}</tool_call>."
+    )
+
+
+SYSTEM = _system(f'{{"name": "{TOOL_NAME}", "arguments": {{"code", "input"}}}}')
+"""The system prompt of the Python tool alone, which the SFT stage teaches how to call."""
+
+
+def system_prompt(tools: Sequence[Mapping[str, object]]) -> str:
+    """The system prompt of other tools: each described in full by name, description and parameters, one a line."""
+    shown = "\n".join(["", *(json.dumps(tool, ensure_ascii=False) for tool in tools), ""])
+    return _system(shown, '{"name": ..., "arguments": {...}}')
 
 
 def tool_call(code: str, stdin: str = "") -> str:

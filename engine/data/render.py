@@ -24,14 +24,18 @@ class Message:
 
 
 class Renderer:
-    """Renders the protocol with one tokenizer. Not shared between threads (it owns two tokenizer objects)."""
+    """Renders the protocol with one tokenizer and one system prompt.
 
-    def __init__(self, tokenizer_file: Path) -> None:
+    Not shared between threads (it owns two tokenizer objects).
+    """
+
+    def __init__(self, tokenizer_file: Path, *, system: str = SYSTEM) -> None:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._plain = Tokenizer.from_file(str(tokenizer_file))
         self._plain.encode_special_tokens = True
         self._control = {token: self._control_id(token) for token in CONTROL_TOKENS}
         self.end_id = self._control[END]
+        self._system = self._message("system", self.policy_text(system))
 
     def _control_id(self, token: str) -> int:
         found: int | None = self._tokenizer.token_to_id(token)
@@ -59,8 +63,7 @@ class Renderer:
 
     def prompt(self, problem: str) -> list[int]:
         """System, user and the assistant's header: everything before the first sampled token."""
-        system = self._message("system", self.policy_text(SYSTEM))
-        return [*system, *self._message("user", self.text(problem)), *self._header("assistant")]
+        return [*self._system, *self._message("user", self.text(problem)), *self._header("assistant")]
 
     def tool_turn(self, responses: Sequence[str]) -> list[int]:
         """What follows an assistant turn's end mark: tool responses under the user role, then the next header."""

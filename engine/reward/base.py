@@ -1,8 +1,8 @@
 """The contract of rewards: from what a policy wrote to a number.
 
 Standard library only: the web platform grades too. A reward never sees what a tool or the prompt printed, and
-our own failures never reach it: a rollout that we spoiled is retried or left out. Leaves out when rewards are
-computed (off the training path: ``engine.rollout``).
+our own failures never reach it: a rollout that we spoiled is retried or left out. Leaves out when and where
+rewards are computed (off the training path: ``engine.stages.grading``).
 """
 
 from dataclasses import dataclass

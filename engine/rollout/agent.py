@@ -14,34 +14,34 @@ Rules that the paper leaves open, each held by a test:
   responses.
 * **One policy.** All turns are sampled by one weight version. Should new weights come between two turns, the
   attempt is spoiled by us.
+* **A tool's own exception** is an answer: status ``error``, with its type and message.
 * **We failed** is an exception, never an answer: ``SandboxUnavailable``, ``EngineUnavailable``, for a generation
   that was aborted ``RolloutAborted``, for turns of two versions ``MixedVersions``. Nothing of such an attempt
   survives, so a late reply has nowhere to go.
 
-Leaves out where rollouts run and when they are tried again (``pool.py``), parsing (``toolcalls.py``) and
-rewards.
+Leaves out where rollouts run and when they are tried again (``pool.py``), parsing (``toolcalls.py``), what tools do
+(``tools``) and rewards.
 """
 
 import asyncio
+import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from engine.contract.base import visible
 from engine.contract.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from engine.rollout.base import EngineUnavailable, FinishReason, GenerateRequest, Generation
-from engine.rollout.toolcalls import CallError, ToolCall, ToolSpec, parse_tool_calls, truncate_middle
-from sandbox.contract import ExecRequest, ExecResult, ExecStatus, Executor, Limits, SandboxUnavailable
+from engine.rollout.toolcalls import CallError, ToolCall, parse_tool_calls, truncate_middle
+from engine.rollout.tools.base import RolloutScope, Sandbox, Tool, ToolContext, ToolOutcome
+from sandbox.contract import ExecStatus, Limits, RequestRefused, SandboxUnavailable
 
 PARSE_ERROR = "parse_error"
-NO_OUTPUT = "(no output)"
 
 _ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
-_CARETS = re.compile(r"[ ~^]*")
-_UNTRACED_LINES = 5
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -134,15 +134,17 @@ async def run_rollout(
     task: RolloutTask,
     *,
     generate: Generate,
-    executor: Executor,
+    sandbox: Sandbox,
     renderer: TurnRenderer,
-    tools: Sequence[ToolSpec],
+    tools: Sequence[Tool],
     limits: TurnLimits,
 ) -> Trajectory:
     """One rollout from its prompt to its stop reason; reward and everything after it are left unset."""
     began = time.monotonic()
-    loop = _Loop(task, generate, executor, renderer, tools, limits, tuple(renderer.prompt(task.problem)))
-    stop = await loop.converse()
+    async with RolloutScope() as scope:
+        context = ToolContext(sandbox, limits.sandbox, scope)
+        loop = _Loop(task, generate, renderer, tools, context, limits, tuple(renderer.prompt(task.problem)))
+        stop = await loop.converse()
     response = loop.response
     return Trajectory(
         stage=task.stage,
@@ -171,9 +173,9 @@ class _Loop:
 
     task: RolloutTask
     generate: Generate
-    executor: Executor
     renderer: TurnRenderer
-    tools: Sequence[ToolSpec]
+    tools: Sequence[Tool]
+    context: ToolContext
     limits: TurnLimits
     prompt: tuple[int, ...]
     response: _Response = field(default_factory=_Response)
@@ -196,7 +198,7 @@ class _Loop:
             if made.finish is FinishReason.length:
                 self.response.add_assistant(made, text, ())
                 break
-            calls = await answer_calls(text, executor=self.executor, tools=self.tools, limits=self.limits)
+            calls = await answer_calls(text, tools=self.tools, context=self.context, limits=self.limits)
             self.response.add_assistant(made, text, calls)
             if not calls:
                 return self.response.stop_reason()
@@ -243,11 +245,13 @@ def _tool_ids(made: Generation, replies: Sequence[str], renderer: TurnRenderer) 
 
 
 async def answer_calls(
-    text: str, *, executor: Executor, tools: Sequence[ToolSpec], limits: TurnLimits
+    text: str, *, tools: Sequence[Tool], context: ToolContext, limits: TurnLimits
 ) -> tuple[ToolCallRecord, ...]:
     """Run every call of one finished assistant turn at the same time; records in the order of the calls."""
-    calls = parse_tool_calls(text, tools, finish_reason="stop", max_calls=limits.max_calls_per_turn)
-    return tuple(await _all_or_none([_answer(call, executor, limits) for call in calls]))
+    by_name = {tool.spec.name: tool for tool in tools}
+    specs = [tool.spec for tool in tools]
+    calls = parse_tool_calls(text, specs, finish_reason="stop", max_calls=limits.max_calls_per_turn)
+    return tuple(await _all_or_none([_record(call, by_name, context, limits) for call in calls]))
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -261,55 +265,41 @@ async def _all_or_none(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(call: ToolCall | CallError, executor: Executor, limits: TurnLimits) -> ToolCallRecord:
+async def _record(
+    call: ToolCall | CallError, tools: Mapping[str, Tool], context: ToolContext, limits: TurnLimits
+) -> ToolCallRecord:
     if isinstance(call, CallError):
         return ToolCallRecord(name="", status=PARSE_ERROR, response=_fit(call.text, limits))
-    request = ExecRequest(code=call.arguments["code"], stdin=call.arguments.get("input", ""), limits=limits.sandbox)
-    result = await executor.execute(request)
-    if result.id != request.id:
-        raise SandboxUnavailable(f"asked for {request.id}, got the result of {result.id}")
+    came = await _answer(call, tools[call.name], context)
     return ToolCallRecord(
         name=call.name,
-        arguments={name: visible(value) for name, value in call.arguments.items()},
-        status=result.status,
-        response=_fit(describe_result(result, limits.sandbox), limits),
-        error_type=result.error.type if result.error else None,
-        queued_s=result.queued_s,
-        wall_s=result.wall_s,
+        arguments={name: visible(_as_text(value)) for name, value in call.arguments.items()},
+        status=came.status,
+        response=_fit(came.response, limits),
+        error_type=came.error_type,
+        queued_s=came.queued_s,
+        wall_s=came.wall_s,
     )
+
+
+async def _answer(call: ToolCall, tool: Tool, context: ToolContext) -> ToolOutcome:
+    """What the tool answers. What it raises is an answer too, unless it says that the sandbox failed or refuses us."""
+    try:
+        came = await tool.call(call.arguments, context)
+        if not isinstance(came, ToolOutcome):  # a user's tool is not held by our type checker
+            raise TypeError(f"the tool answered {type(came).__name__}, expected ToolOutcome")
+    except (SandboxUnavailable, RequestRefused):
+        raise
+    except Exception as error:
+        _log.info("tool %s raised", call.name, exc_info=error)
+        said = f"Tool error: {type(error).__name__}: {error}"
+        return ToolOutcome(said, ExecStatus.ERROR, error_type=type(error).__name__)
+    return came
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _fit(text: str, limits: TurnLimits) -> str:
     return truncate_middle(visible(text), limits.tool_response_chars)
-
-
-def describe_result(result: ExecResult, limits: Limits) -> str:
-    """What the model is told of a program: its output, then in words what went wrong with it."""
-    parts = [result.stdout.rstrip("\n"), _failure(result, limits)]
-    return "\n".join(part for part in parts if part) or NO_OUTPUT
-
-
-def _failure(result: ExecResult, limits: Limits) -> str:
-    match result.status:
-        case ExecStatus.OK:
-            return ""
-        case ExecStatus.ERROR:
-            return traceback_tail(result.stderr) or f"The program ended with exit code {result.exit_code}."
-        case ExecStatus.TIMEOUT:
-            return f"Timeout: the program was stopped after {result.wall_s:.3g} seconds."
-        case ExecStatus.MEMORY:
-            return f"Out of memory: the program may use {limits.memory_mb} MiB."
-        case ExecStatus.OUTPUT_LIMIT:
-            return f"Output limit: the program may print {limits.output_bytes} bytes."
-        case ExecStatus.KILLED:
-            return f"The program was stopped. {result.detail}".rstrip()
-
-
-def traceback_tail(stderr: str) -> str:
-    """The innermost frame and the message: what a person reads first, and short.
-
-    Lines of carets are left out. Without a traceback the last lines stay.
-    """
-    lines = [line for line in stderr.strip("\n").splitlines() if line.strip() and not _CARETS.fullmatch(line)]
-    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
-    return "\n".join(lines[frames[-1] :] if frames else lines[-_UNTRACED_LINES:])

@@ -8,8 +8,8 @@ test:
   mended, no code fence peeled off, no JSON string unpacked as arguments, no XML dialect read, no key that
   occurs twice chosen from. The policy learns the format from the error; a repair would hide the error from
   RoC's penalty.
-* **Arguments** are exactly the tool's: a missing, unknown or non-string one is an error. Further keys beside
-  "name" and "arguments" are ignored. An empty program is a program.
+* **Arguments** are exactly the tool's: a missing or unknown one, or one of another type, is an error. Further keys
+  beside "name" and "arguments" are ignored. An empty program is a program.
 * **Where a broken block ends:** at the next ``</tool_call>``, or before the next ``<tool_call>`` if that
   comes first.
 * **Unclosed block:** nothing if generation was cut (``length``, ``abort``), otherwise an error. A closing tag
@@ -21,8 +21,8 @@ test:
 * **Limit:** every block counts, broken ones too; each one over ``max_calls`` is answered, none is dropped in
   silence.
 
-Leaves out running the calls (``sandbox.client``) and rendering their responses (the turn loop). Only text
-that the policy sampled may be passed in: what a tool printed is never parsed.
+Leaves out checking arguments and running the calls (``engine.rollout.tools``) and rendering their responses (the
+turn loop). Only text that the policy sampled may be passed in: what a tool printed is never parsed.
 """
 
 import json
@@ -31,50 +31,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from engine.rollout.tools.spec import ToolSpec, kind, quoted
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MARK = re.compile(r"<tool_call>|</?(?:think|reason)>")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CUT = frozenset({"length", "abort"})
-_QUOTED_CHARS = 60
 _EXPECTED = 'Expected {"name": <tool>, "arguments": {...}} as one JSON object between <tool_call> and </tool_call>.'
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """One tool as the prompt shows it; ``parameters`` is a JSON schema of an object of strings."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        for name, schema in self.properties.items():
-            if schema.get("type") != "string":
-                raise ValueError(f"tool {self.name}: parameter {name} must have type string, has {schema.get('type')}")
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        properties: Mapping[str, Any] = self.parameters.get("properties", {})
-        return properties
-
-    @property
-    def required(self) -> Sequence[str]:
-        required: Sequence[str] = self.parameters.get("required", ())
-        return required
-
-
-PYTHON_TOOL = ToolSpec(
-    name="execute_python_code_with_standard_io",
-    description="Run Python code with the given standard input and return its standard output.",
-    parameters={
-        "type": "object",
-        "properties": {
-            "code": {"type": "string", "description": "Python source to run."},
-            "input": {"type": "string", "description": "Text given to the program on standard input."},
-        },
-        "required": ["code", "input"],
-    },
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +45,7 @@ class ToolCall:
     """A call fit to run."""
 
     name: str
-    arguments: dict[str, str]
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,52 +145,17 @@ def _answer(block: _Block, tools: Mapping[str, ToolSpec]) -> ToolCall | CallErro
         return CallError(f"Tool call error: {block.problem}. {_EXPECTED}")
     value = block.value
     if not isinstance(value, dict):
-        return CallError(f"Tool call error: the call is {_kind(value)}. {_EXPECTED}")
+        return CallError(f"Tool call error: the call is {kind(value)}. {_EXPECTED}")
     name, arguments = value.get("name"), value.get("arguments")
     if not isinstance(name, str):
-        return CallError(f'Tool call error: "name" is {_kind(name)}. {_EXPECTED}')
+        return CallError(f'Tool call error: "name" is {kind(name)}. {_EXPECTED}')
     if name not in tools:
-        return CallError(f"Tool call error: unknown tool {_quoted(name)}. Known tools: {', '.join(tools)}.")
+        return CallError(f"Tool call error: unknown tool {quoted(name)}. Known tools: {', '.join(tools)}.")
     if not isinstance(arguments, dict):
-        return CallError(f'Tool call error: "arguments" is {_kind(arguments)}, expected an object. {_EXPECTED}')
-    if problem := _argument_problem(tools[name], arguments):
-        return CallError(f"Tool call error: {problem}. {_signature(tools[name])}")
+        return CallError(f'Tool call error: "arguments" is {kind(arguments)}, expected an object. {_EXPECTED}')
+    if problem := tools[name].problem(arguments):
+        return CallError(f"Tool call error: {problem}. {tools[name].signature()}")
     return ToolCall(name, arguments)
-
-
-def _argument_problem(tool: ToolSpec, arguments: Mapping[str, object]) -> str | None:
-    for name in tool.required:
-        if name not in arguments:
-            return f"argument {name} is missing"
-    for name, value in arguments.items():
-        if name not in tool.properties:
-            return f"unknown argument {_quoted(name)}"
-        if not isinstance(value, str):
-            return f"argument {name} is {_kind(value)}, expected a string"
-        if _has_lone_surrogate(value):  # no UTF-8 exists for it, so no program could be written
-            return f"argument {name} holds a lone surrogate escape, which is no character"
-    return None
-
-
-def _signature(tool: ToolSpec) -> str:
-    names = [name if name in tool.required else f"{name} (optional)" for name in tool.properties]
-    return f"Expected arguments of {tool.name}, all strings: {', '.join(names)}."
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _kind(value: object) -> str:
-    """JSON's word for a value."""
-    if value is None:
-        return "missing or null"
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    return kinds.get(type(value), "a number")
-
-
-def _quoted(name: str) -> str:
-    return repr(name if len(name) <= _QUOTED_CHARS else name[:_QUOTED_CHARS] + "...")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -235,7 +163,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {_quoted(key)} occurs twice")
+            raise ValueError(f"key {quoted(key)} occurs twice")
         found[key] = value
     return found
 

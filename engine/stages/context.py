@@ -1,24 +1,24 @@
 """What a stage is given. Leaves out building these parts (``pipeline.py``) and commands (``commands.py``)."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from engine.contract.events import EngineLoad, LogLine, Phase, PhaseStarted, SandboxLoad
+from engine.contract.events import EngineLoad, LogLine, Phase, PhaseStarted
 from engine.contract.job import Recipe
 from engine.contract.trajectory import Trajectory
 from engine.data.render import Renderer
 from engine.learner.base import Learner
-from engine.reward import MathReward, Reward
+from engine.rollout.tools.base import Sandbox
 from engine.sink.event_log import EventLog
 from engine.sink.run_folder import RunFolder
 from engine.stages.commands import Inbox, obey
+from engine.stages.grading import Grader
+from engine.stages.load import sandbox_load
 from engine.stages.rollouts import Rollouts
-from sandbox.contract import Executor
 
 T = TypeVar("T")
 
@@ -46,14 +46,14 @@ class StageContext:
     attempt: int
     log: EventLog
     renderer: Renderer
-    executor: Executor
+    sandbox: Sandbox
+    grade: Grader
     rollouts: Rollouts
     learner_thread: LearnerThread
     inbox: Inbox
     policy: Path
     held_out: frozenset[str]
     version: int = 0
-    reward: Reward = field(default_factory=MathReward)
 
     def phase(self, stage: str, step: int, phase: Phase) -> None:
         """Say what the stage is busy with: also the marker that kill-and-resume tests wait for."""
@@ -70,18 +70,8 @@ class StageContext:
         await obey(self.inbox, self.log)
 
     async def tell_load(self, stage: str, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """What a rollout batch asked of the sandbox and of the rollout engines."""
-        calls = [call for t in trajectories for call in t.calls if call.status != "parse_error"]
-        count = max(1, len(calls))
-        load = SandboxLoad(
-            stage=stage,
-            step=step,
-            calls=len(calls),
-            statuses=dict(Counter(call.status for call in calls)),
-            queued_s=sum(call.queued_s for call in calls) / count,
-            wall_s=sum(call.wall_s for call in calls) / count,
-        )
-        self.log.append(load)
+        """What a rollout batch asked of its tools, of the sandbox and of the rollout engines."""
+        self.log.append(await sandbox_load(stage, step, trajectories, self.sandbox))
         for engine, metrics in (await self.rollouts.metrics()).items():
             self.log.append(EngineLoad(stage=stage, step=step, engine=engine, metrics=metrics))
 

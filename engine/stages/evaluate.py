@@ -10,14 +10,13 @@ from collections.abc import Sequence
 
 from engine.contract.events import EvalFinished, Phase
 from engine.contract.job import EvalStage
-from engine.contract.trajectory import Trajectory
+from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.data.problem import DataError, Problem
 from engine.sink.trajectories import write_trajectories
 from engine.stages.context import StageContext
 from engine.stages.metrics import eval_metrics, generated_tokens
 from engine.stages.problems import eval_problems
 from engine.stages.rollouts import Ask
-from engine.stages.scoring import scored
 
 GREEDY = "greedy"
 SAMPLED = "sampled"
@@ -62,6 +61,7 @@ def fitting_problems(context: StageContext, stage: EvalStage) -> list[Problem]:
 async def rollouts(
     context: StageContext, stage: EvalStage, problems: Sequence[Problem], kind: str, count: int
 ) -> list[Trajectory]:
+    """Finished and graded rollouts; those that we could not grade are left out like those that we spoiled."""
     asks = [
         Ask(problem, stage.name, 1, f"{stage.name}/{kind}/{place}", replica, 1.0)
         for place, problem in enumerate(problems)
@@ -69,4 +69,5 @@ async def rollouts(
     ]
     temperature = 0.0 if kind == GREEDY else stage.temperature
     finished = await context.rollouts.sample(asks, stage, temperature=temperature)
-    return await asyncio.to_thread(lambda: [scored(t, context.reward) for t in finished])
+    graded = await context.grade(finished)
+    return [t for t in graded if t.reward_status is not RewardStatus.unscored]

@@ -15,7 +15,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
-def percentile(values: Sequence[int], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least ``share`` of the values do not exceed."""
     return float(sorted(values)[max(0, math.ceil(share * len(values)) - 1)]) if values else math.nan
 

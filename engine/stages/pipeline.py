@@ -5,6 +5,7 @@ goes on from its last checkpoint. Leaves out signals and the terminal: ``engine.
 """
 
 import asyncio
+import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -29,6 +30,9 @@ from engine.contract.provenance import differences, provenance_of
 from engine.data.render import Renderer
 from engine.models.folder import ensure_model
 from engine.rollout.patience import PatientExecutor, patiently
+from engine.rollout.tools.base import Sandbox
+from engine.rollout.tools.prompt import system_of
+from engine.rollout.tools.registry import load_tools
 from engine.sink.disk import SinkFull
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder
@@ -37,6 +41,7 @@ from engine.stages import commit
 from engine.stages.commands import Inbox, StopRequested, Superseded, settle
 from engine.stages.context import LearnerThread, StageContext
 from engine.stages.evaluate import run_eval
+from engine.stages.grading import make_grader
 from engine.stages.logbook import warnings_as_events
 from engine.stages.problems import held_out_texts
 from engine.stages.progress import StageProgress
@@ -45,7 +50,7 @@ from engine.stages.rollouts import Rollouts
 from engine.stages.sft import run_sft
 from engine.stages.shipping import shipping
 from sandbox.client import local_sandbox, sandbox_at
-from sandbox.contract import Executor
+from sandbox.places import TOKEN_VARIABLE
 
 HEARTBEAT_S = 5.0
 
@@ -67,9 +72,10 @@ async def run_attempt(
 ) -> Outcome:
     """Do or go on with the job of a run folder, which the caller has locked.
 
-    ``sandbox`` is the URL of a sandbox node to use instead of a private one. With a ``shipper`` the events go to a
-    platform too, and its commands come into the inbox. Whatever fails is told as ``run.failed`` and raised again; the
-    folder stays good for another attempt. ``Superseded`` is raised without a last word: the run is another's now.
+    ``sandbox`` is the URL of a sandbox to use instead of a private node (its forms: ``sandbox.places``). With a
+    ``shipper`` the events go to a platform too, and its commands come into the inbox. Whatever fails is told as
+    ``run.failed`` and raised again; the folder stays good for another attempt. ``Superseded`` is raised without a last
+    word: the run is another's now.
     """
     folder.lay_out()
     with EventLog(folder, folder.next_attempt()) as log, warnings_as_events(log.append):
@@ -212,29 +218,31 @@ async def train(context: StageContext, stage: SftStage | RlStage, progress: Stag
 
 
 @asynccontextmanager
-async def open_executor(recipe: Recipe, sandbox: str | None) -> AsyncIterator[Executor]:
-    """The sandbox node at a URL, or a private one for this run; calls outlast a node that is restarted."""
+async def open_sandbox(recipe: Recipe, url: str | None) -> AsyncIterator[Sandbox]:
+    """The sandbox at a URL, or a private node for this run; calls outlast a node that is restarted."""
     async with AsyncExitStack() as stack:
-        if sandbox is None:
+        if url is None:
             client = await stack.enter_async_context(local_sandbox(slots=recipe.sandbox.slots))
         else:
-            client = await patiently(lambda: stack.enter_async_context(sandbox_at(sandbox)))
+            token = os.environ.get(TOKEN_VARIABLE)
+            client = await patiently(lambda: stack.enter_async_context(sandbox_at(url, token)))
         yield PatientExecutor(client)
 
 
 @asynccontextmanager
 async def open_context(
-    folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: str | None
+    folder: RunFolder, log: EventLog, inbox: Inbox, sandbox_url: str | None
 ) -> AsyncIterator[StageContext]:
     """The parts of a run, closed in reverse order. Rollout engines start in the background: SFT does not need them."""
     recipe = folder.job.recipe
+    tools = load_tools(recipe.tools)
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(ensure_model, folder.model, recipe.model, seed=recipe.seed)
         thread = LearnerThread()
         stack.callback(thread.close)
-        executor = await stack.enter_async_context(open_executor(recipe, sandbox))
-        renderer = Renderer(folder.model / "tokenizer.json")
-        rollouts = Rollouts(recipe, folder, executor, renderer, learner_thread=thread)
+        sandbox = await stack.enter_async_context(open_sandbox(recipe, sandbox_url))
+        renderer = Renderer(folder.model / "tokenizer.json", system=system_of(tools))
+        rollouts = Rollouts(recipe, folder, sandbox, renderer, tools=tools, learner_thread=thread)
         await stack.enter_async_context(rollouts)
         yield StageContext(
             recipe=recipe,
@@ -242,7 +250,8 @@ async def open_context(
             attempt=log.attempt,
             log=log,
             renderer=renderer,
-            executor=executor,
+            sandbox=sandbox,
+            grade=make_grader(recipe.scoring, sandbox),
             rollouts=rollouts,
             learner_thread=thread,
             inbox=inbox,

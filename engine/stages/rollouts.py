@@ -19,20 +19,17 @@ from engine.data.problem import Problem
 from engine.data.render import Renderer
 from engine.learner.base import Learner
 from engine.rollout.agent import RolloutTask, TurnLimits, answer_calls, run_rollout
-from engine.rollout.base import EngineUnavailable, RolloutEngine
+from engine.rollout.base import EngineCapacity, EngineUnavailable, RolloutEngine
 from engine.rollout.pool import EnginePool, Failed
 from engine.rollout.scripted_engine import ScriptedEngine
 from engine.rollout.scripted_policy import arithmetic_policy
-from engine.rollout.toolcalls import PYTHON_TOOL
+from engine.rollout.tools.base import RolloutScope, Sandbox, Tool, ToolContext
 from engine.rollout.vllm_engine import VllmEngine
 from engine.sink.run_folder import RunFolder
 from engine.stages.randomness import stream
 from engine.weights.base import LearnerThread, WeightLink
 from engine.weights.broadcast_link import BroadcastLink
 from engine.weights.file_link import FileLink
-from sandbox.contract import Executor
-
-TOOLS = (PYTHON_TOOL,)
 
 _log = logging.getLogger(__name__)
 
@@ -56,14 +53,16 @@ class Rollouts:
         self,
         recipe: Recipe,
         folder: RunFolder,
-        executor: Executor,
+        sandbox: Sandbox,
         renderer: Renderer,
         *,
+        tools: Sequence[Tool],
         learner_thread: LearnerThread,
     ) -> None:
         self._recipe = recipe
-        self._executor = executor
+        self._sandbox = sandbox
         self._renderer = renderer
+        self._tools = tools
         resources = recipe.rollout
         self._pool = EnginePool(
             [make_engine(recipe, folder, renderer, number) for number in range(resources.engines)],
@@ -108,9 +107,9 @@ class Rollouts:
             return await run_rollout(
                 task,
                 generate=engine.generate,
-                executor=self._executor,
+                sandbox=self._sandbox,
                 renderer=self._renderer,
-                tools=TOOLS,
+                tools=self._tools,
                 limits=limits,
             )
 
@@ -168,7 +167,9 @@ class Rollouts:
             tool_response_chars=RolloutStage.model_fields["tool_response_chars"].default,
             sandbox=self._recipe.sandbox.limits,
         )
-        calls = await answer_calls(text, executor=self._executor, tools=TOOLS, limits=limits)
+        async with RolloutScope() as scope:
+            context = ToolContext(self._sandbox, limits.sandbox, scope)
+            calls = await answer_calls(text, tools=self._tools, context=context, limits=limits)
         return calls[0].response
 
 
@@ -204,7 +205,7 @@ def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: i
     """Engine ``number`` of the run, not started yet. Each attempt draws other samples than the one before."""
     resources = recipe.rollout
     if resources.kind == "scripted":
-        return ScriptedEngine(f"scripted-{number}", arithmetic_policy(renderer), seed=recipe.seed)
+        return make_scripted_engine(recipe, renderer, f"scripted-{number}")
     return VllmEngine(
         f"vllm-{number}",
         model_folder=folder.model,
@@ -216,3 +217,10 @@ def make_engine(recipe: Recipe, folder: RunFolder, renderer: Renderer, number: i
         dtype="bfloat16" if resources.precision == "bf16" else "float32",
         seed=stream(recipe.seed, "engine", *folder.attempts()).getrandbits(31),
     )
+
+
+def make_scripted_engine(recipe: Recipe, renderer: Renderer, name: str) -> RolloutEngine:
+    """An engine without a model, with room for 32 rollouts as long as the recipe's context."""
+    context = recipe.model.context_tokens
+    capacity = EngineCapacity(kv_blocks=2 * context + 1, block_tokens=16, max_model_tokens=context)
+    return ScriptedEngine(name, arithmetic_policy(renderer), capacity=capacity, seed=recipe.seed)

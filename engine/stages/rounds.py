@@ -18,7 +18,7 @@ from engine.stages.context import StageContext
 from engine.stages.problems import Pool
 from engine.stages.randomness import uniform
 from engine.stages.rollouts import Ask
-from engine.stages.scoring import Group, scored, select_group
+from engine.stages.scoring import Group, select_group
 from engine.stages.stopwatch import Stopwatch
 
 
@@ -78,8 +78,7 @@ class Rounds:
         with self._watch.phase(Phase.sampling):
             sampled = await self._context.rollouts.sample(asks, self._stage)
         with self._watch.phase(Phase.scoring):
-            reward = self._context.reward
-            trajectories = await asyncio.to_thread(lambda: [scored(t, reward) for t in sampled])
+            trajectories = await self._context.grade(sampled)
         with self._watch.phase(Phase.downsampling):
             groups = await asyncio.to_thread(select, trajectories, self._stage)
             for group in groups:

@@ -15,15 +15,23 @@ from engine.contract.trajectory import RewardStatus, StopReason, Trajectory
 from engine.downsample.base import Candidate, Outcome, Selection
 from engine.downsample.record import GroupRecord
 from engine.objective.advantage import group_advantages
-from engine.reward import Reward, count_answer_tags
+from engine.reward import Reward, Score, count_answer_tags
 from engine.stages.metrics import is_right
 
 CUT = (StopReason.length, StopReason.max_turns)
 
 
+def is_cut(trajectory: Trajectory) -> bool:
+    """Whether a limit ended the rollout: then its reward is 0, and it stays in the loss."""
+    return trajectory.stop_reason in CUT
+
+
 def scored(trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with its answer, verdict and reward."""
-    score = reward.score(trajectory.gold, trajectory.sampled_text, cut=trajectory.stop_reason in CUT)
+    return with_score(trajectory, reward.score(trajectory.gold, trajectory.sampled_text, cut=is_cut(trajectory)))
+
+
+def with_score(trajectory: Trajectory, score: Score) -> Trajectory:
     return trajectory.model_copy(
         update={
             "answer": score.answer,

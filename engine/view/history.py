@@ -19,6 +19,7 @@ from engine.contract.events import (
     RunFinished,
     RunStarted,
     RunStopped,
+    SandboxLoad,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -48,12 +49,13 @@ class Resumption:
 
 @dataclass(slots=True)
 class StageHistory:
-    """One stage: its steps by number, or its evaluation."""
+    """One stage: its steps and their tool calls by number, or its evaluation."""
 
     name: str
     kind: str
     planned: int
     steps: dict[int, StepFinished] = field(default_factory=dict)
+    loads: dict[int, SandboxLoad] = field(default_factory=dict)
     evaluation: EvalFinished | None = None
     started: bool = False
     finished: bool = False
@@ -144,6 +146,8 @@ def _apply(history: History, event: Event) -> None:
             _start(history, body, event.attempt)
         case StepFinished() as body:
             _stage(history, body.stage, "rl").steps[body.step] = body
+        case SandboxLoad() as body:
+            _stage(history, body.stage, "rl").loads[body.step] = body
         case EvalFinished() as body:
             _stage(history, body.stage, "eval").evaluation = body
         case StageFinished() as body:
@@ -181,6 +185,7 @@ def _start(history: History, body: StageStarted, attempt: int) -> None:
     abandoned = [number for number in stage.steps if number >= body.first_step]
     for number in abandoned:
         del stage.steps[number]
+    stage.loads = {number: load for number, load in stage.loads.items() if number < body.first_step}
     stage.kind, stage.planned = body.kind, body.steps
     stage.started, stage.finished, stage.evaluation = True, False, None
     if attempt > 1 and (body.first_step > 1 or abandoned):

@@ -19,6 +19,7 @@ from engine.contract.events import (
     RunFinished,
     RunStarted,
     RunStopped,
+    SandboxLoad,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -74,6 +75,7 @@ class Picture:
     groups: int = 0
     last_step: StepFinished | None = None
     last_eval: EvalFinished | None = None
+    last_load: SandboxLoad | None = None
     recent: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=RECENT))
     over: bool = False
     paused_by: str = ""
@@ -93,6 +95,8 @@ class Picture:
                 self._step(body, event.at)
             case EvalFinished() as body:
                 self.last_eval = body
+            case SandboxLoad() as body:
+                self.last_load = body
             case StageFinished() as body:
                 self._finish(body, event.at)
             case CommandApplied() as body:
@@ -118,7 +122,7 @@ class Picture:
             if earlier.finished_at is None and earlier.started_at is None:
                 earlier.done = earlier.total  # done by an earlier attempt
         self.stages[body.stage] = stage
-        self.stage, self.phase, self.last_step = stage, None, None
+        self.stage, self.phase, self.last_step, self.last_load = stage, None, None, None
         self.recent.clear()
 
     def _group(self, body: GroupFinished, at: float) -> None:

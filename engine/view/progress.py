@@ -28,11 +28,12 @@ from engine.contract.events import (
     RunFinished,
     RunStarted,
     RunStopped,
+    SandboxLoad,
     StageStarted,
     StepFinished,
 )
 from engine.view.picture import Picture, StageProgress
-from engine.view.wording import NOTHING, Measure, count, duration, mean, percent, plain, say, sparkline
+from engine.view.wording import NOTHING, Measure, count, counted, duration, mean, percent, plain, say, sparkline
 
 _REFRESH_S = 0.25
 _PLAIN_LINES = 25
@@ -257,12 +258,24 @@ def _numbers(picture: Picture) -> Table:
     kind = picture.stage.kind if picture.stage else ""
     for measure in _MEASURES.get(kind, ()) if picture.last_step is not None else ():
         table.add_row(*_measure_row(picture, measure))
+    if picture.last_load is not None and picture.last_load.calls:
+        table.add_row("tool calls", count(picture.last_load.calls), "", Text(calls_in_words(picture.last_load)))
     if picture.last_eval is not None:
         shown = picture.last_eval
         sampled = say(shown.metrics, shown.non_finite, "pass@1", percent)
         greedy = say(shown.metrics, shown.non_finite, "pass@1_greedy", percent)
         table.add_row("pass@1", sampled, "", f"greedy {greedy}, {shown.stage}")
     return table
+
+
+def calls_in_words(load: SandboxLoad) -> str:
+    """How a batch's calls ended, what they raised most, and how long the slowest took."""
+    parts = [counted(load.statuses)]
+    if load.errors:
+        parts.append(f"raised {counted(load.errors, 3)}")
+    if load.wall_p99_s is not None and load.queued_p99_s is not None:
+        parts.append(f"p99 {duration(load.wall_p99_s)} after {duration(load.queued_p99_s)} in the queue")
+    return " · ".join(parts)
 
 
 def _measure_row(picture: Picture, measure: Measure) -> tuple[str, str, str, str]:

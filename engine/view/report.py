@@ -8,6 +8,7 @@ show: ``charts.py``, ``transcripts.py``.
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from engine.view.charts import Chart, evaluations, training_charts
 from engine.view.history import History, StageHistory, fold_history
 from engine.view.markup import Html, el, join, table
 from engine.view.transcripts import render_transcripts
-from engine.view.wording import NOTHING, Format, count, duration, percent, say
+from engine.view.wording import NOTHING, Format, count, counted, duration, percent, say
 
 _ASSETS = Path(__file__).parent
 _MOST_ROWS = 400  # of a chart's table; a longer one is for the event log itself
@@ -55,6 +56,8 @@ def _page(folder: RunFolder, history: History, torn: Sequence[str]) -> str:
             _evaluations(history, held_out),
             el("h2", "Training"),
             el("div", [_chart(chart) for chart in charts], class_="charts"),
+            el("h2", "Tool calls"),
+            _tool_calls(history),
             el("h2", "Ten trajectories"),
             render_transcripts(folder, history),
             el("h2", "Details"),
@@ -223,6 +226,33 @@ def _value(result: EvalFinished, key: str, show: Format) -> str:
     text = say(result.metrics, result.non_finite, key, show)
     error = result.metrics.get("pass@1_stderr") if key == "pass@1" else None
     return text if error is None else f"{text} ± {percent(error)}"
+
+
+def _tool_calls(history: History) -> Html:
+    """How the calls of each stage ended; those that could not be parsed are none."""
+    rows = [_calls_row(stage) for stage in history.stages.values() if stage.loads]
+    if not rows:
+        return el("p", "No rollout batch has called a tool yet.", class_="empty")
+    head = ("stage", "calls", "by status", "most frequent exceptions", "by tool", "slowest p99 of a step")
+    return el("div", table(head, rows), class_="card")
+
+
+def _calls_row(stage: StageHistory) -> list[str]:
+    loads = stage.loads.values()
+    statuses, errors, tools = (Counter[str]() for _ in range(3))
+    for load in loads:
+        statuses.update(load.statuses)
+        errors.update(load.errors)
+        tools.update(load.tools)
+    slowest = max((load.wall_p99_s for load in loads if load.wall_p99_s is not None), default=None)
+    return [
+        stage.name,
+        count(sum(load.calls for load in loads)),
+        counted(statuses),
+        counted(errors, 5) or NOTHING,
+        counted(tools) or NOTHING,
+        NOTHING if slowest is None else duration(slowest),
+    ]
 
 
 def _chart(chart: Chart) -> Html:

@@ -37,6 +37,12 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(found: Mapping[str, int], most: int | None = None) -> str:
+    """``ok 40, error 3``: the most frequent first, at most ``most`` of them."""
+    ordered = sorted(found.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{name} {count(number)}" for name, number in ordered)
+
+
 def duration(seconds: float) -> str:
     """``30 ms``, ``42 s``, ``3 min 05 s``, ``2 h 14 min``."""
     if 0 < seconds < 0.1:

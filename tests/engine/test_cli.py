@@ -13,7 +13,8 @@ from engine.sink.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "engine" / "recipes"
-GROUP = ROOT / "docs" / "examples" / "roc-group.json"
+DOCS = ROOT / "docs" / "examples"
+GROUP = DOCS / "roc-group.json"
 
 
 def call(*arguments: str | Path) -> Result:
@@ -112,6 +113,38 @@ def test_a_sandbox_is_named_by_option_or_environment(
     assert call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run", *arguments).exit_code == 0
     assert call("resume", tmp_path / "run", *arguments).exit_code == 0
     assert given == ["unix:/a.sock"] * 2
+
+
+def test_what_is_no_sandbox_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    result = call("run", RECIPES / "smoke.toml", "--out", tmp_path / "run", "--sandbox", "ftp://host")
+    assert result.exit_code == 2
+    assert "valkey+unix:///path" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def with_tools(path: Path, *tools: str) -> Path:
+    """A recipe that evaluates with these tools."""
+    text = (DOCS / "own_tool.toml").read_text("utf-8")
+    path.write_text(re.sub(r"(?m)^tools = .*$", f"tools = {json.dumps(tools)}", text))
+    return path
+
+
+def test_a_tool_of_a_users_own_is_part_of_a_good_recipe() -> None:
+    result = call("check", DOCS / "own_tool.toml")
+    assert result.exit_code == 0, result.output
+
+
+def test_check_imports_tools_and_names_the_wrong_ones(tmp_path: Path) -> None:
+    result = call("check", with_tools(tmp_path / "r.toml", "python", "no_such_module:Tool", "os:getcwd"))
+    assert result.exit_code == 2
+    assert "tools.1: no_such_module:Tool: cannot be imported: ModuleNotFoundError" in result.output
+    assert "tools.2: os:getcwd: expected a tool" in result.output
+
+
+def test_a_run_with_a_wrong_tool_makes_no_folder(tmp_path: Path) -> None:
+    result = call("run", with_tools(tmp_path / "r.toml", "no_such_module:Tool"), "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_selection_is_explained() -> None:

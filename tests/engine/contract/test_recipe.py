@@ -1,5 +1,6 @@
 """Recipes and jobs: every wrong field is named, what is accepted has one digest."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -98,6 +99,32 @@ def test_the_digest_is_of_the_meaning_not_of_the_spelling(recipe: dict[str, Any]
     reordered = dict(reversed(list(spelled_out.items())))
     assert Recipe.model_validate(reordered).digest == digest
     assert Recipe.model_validate(recipe | {"seed": 1}).digest != digest
+
+
+def test_a_recipe_that_says_nothing_new_keeps_the_digest_of_older_engines(recipe: dict[str, Any]) -> None:
+    """Their digest is over all fields but ``tools`` and ``scoring``, which they did not have."""
+    old = Recipe.model_validate(recipe)
+    known = json.dumps(old.model_dump(mode="json", exclude={"tools", "scoring"}), sort_keys=True, separators=(",", ":"))
+    assert old.digest == hashlib.sha256(known.encode()).hexdigest()
+    other = [recipe | {"tools": ["python", "python_session"]}, recipe | {"scoring": {"where": "sandbox"}}]
+    assert len({old.digest, *(Recipe.model_validate(each).digest for each in other)}) == 3
+
+
+def test_tools_are_named(recipe: dict[str, Any]) -> None:
+    assert Recipe.model_validate(recipe).tools == ("python",)
+    named = ["python", "python_session", "my.tools:Search"]
+    assert Recipe.model_validate(recipe | {"tools": named}).tools == tuple(named)
+    for wrong in ("perl", "my.tools", "my.tools:", ":Search", "../x:y", "a:b.c"):
+        (line,) = problems(recipe | {"tools": ["python", wrong]})
+        assert line.startswith("tools.1: ")
+    assert problems(recipe | {"tools": []})[0].startswith("tools: ")
+
+
+def test_what_the_sft_stage_calls_must_be_there(recipe: dict[str, Any]) -> None:
+    (line,) = problems(recipe | {"tools": ["python_session"]})
+    assert "tools must have python where there is an sft stage" in line
+    del recipe["stages"][0]
+    assert Recipe.model_validate(recipe | {"tools": ["python_session"]}).tools == ("python_session",)
 
 
 def test_the_digest_is_the_same_in_another_process(recipe: dict[str, Any]) -> None:

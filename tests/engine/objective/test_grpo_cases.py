@@ -28,7 +28,8 @@ from engine.objective.kl import k1, k2, k3
 from engine.objective.logprob import log_softmax
 from engine.objective.normalisation import token_mean
 from engine.reward import count_answer_tags
-from engine.rollout.toolcalls import PYTHON_TOOL, parse_tool_calls
+from engine.rollout.toolcalls import parse_tool_calls
+from engine.rollout.tools.python import PYTHON_TOOL
 
 CASES = Path(__file__).parents[2] / "cases" / "grpo.jsonl"
 ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in map(json.loads, CASES.read_text("utf-8").splitlines())}

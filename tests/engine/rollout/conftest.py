@@ -13,10 +13,12 @@ import pytest
 from engine.rollout.agent import RolloutTask, TurnLimits, run_rollout
 from engine.rollout.base import EngineCapacity, GenerateRequest
 from engine.rollout.scripted_engine import ScriptedEngine
-from engine.rollout.toolcalls import PYTHON_TOOL
+from engine.rollout.tools.base import Tool
+from engine.rollout.tools.python import PYTHON_TOOL, PythonTool
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus
 
 END, START = 256, 257
+PYTHON = (PythonTool(),)
 CASES = Path(__file__).parents[2] / "cases" / "toolcalls.jsonl"
 
 
@@ -47,6 +49,7 @@ class ToySandbox:
         self.programs: dict[str, Program] = {}
         self.requests: list[ExecRequest] = []
         self.running = 0
+        self.ended: list[str] = []
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         self.requests.append(request)
@@ -55,6 +58,9 @@ class ToySandbox:
             return await self.programs.get(request.code, self.echo)(request)
         finally:
             self.running -= 1
+
+    async def end_session(self, session: str) -> None:
+        self.ended.append(session)
 
     async def echo(self, request: ExecRequest) -> ExecResult:
         return self.result(request, stdout=f"{request.code}\n")
@@ -75,9 +81,10 @@ class ToySandbox:
 class Conversation:
     """One rollout over a scripted engine that says ``turns`` one after the other; remembers the requests."""
 
-    def __init__(self, turns: Sequence[str], sandbox: ToySandbox) -> None:
+    def __init__(self, turns: Sequence[str], sandbox: ToySandbox, tools: Sequence[Tool]) -> None:
         self.turns = turns
         self.sandbox = sandbox
+        self.tools = tools
         self.requests: list[GenerateRequest] = []
         self.renderer = ToyRenderer()
         self.engine = ScriptedEngine("toy", self._policy, capacity=EngineCapacity(257, 16, 2048))
@@ -101,9 +108,9 @@ class Conversation:
         return await run_rollout(
             RolloutTask("rl", 3, "g7", 1, "p1", problem, "42", u=0.5),
             generate=generate or self.generate,
-            executor=self.sandbox,
+            sandbox=self.sandbox,
             renderer=self.renderer,
-            tools=(PYTHON_TOOL,),
+            tools=self.tools,
             limits=TurnLimits(**{**settings, **limits}),
         )
 
@@ -115,7 +122,7 @@ def sandbox() -> ToySandbox:
 
 @pytest.fixture
 def converse(sandbox: ToySandbox) -> Callable[..., Conversation]:
-    return lambda *turns: Conversation(turns, sandbox)
+    return lambda *turns, tools=PYTHON: Conversation(turns, sandbox, tools)
 
 
 @pytest.fixture

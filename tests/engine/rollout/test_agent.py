@@ -7,9 +7,11 @@ import math
 import pytest
 
 from engine.contract.trajectory import StopReason
-from engine.rollout.agent import NO_OUTPUT, MixedVersions, RolloutAborted, answer_calls, traceback_tail
+from engine.rollout.agent import MixedVersions, RolloutAborted, TurnLimits, answer_calls
 from engine.rollout.base import EngineUnavailable, FinishReason, Generation
-from engine.rollout.toolcalls import PYTHON_TOOL, truncate_middle
+from engine.rollout.toolcalls import truncate_middle
+from engine.rollout.tools.base import RolloutScope, ToolContext
+from engine.rollout.tools.python import NO_OUTPUT, PythonTool, traceback_tail
 from sandbox.contract import ProgramError, SandboxUnavailable
 
 ANSWER = "<answer>\\boxed{4}</answer>"
@@ -382,9 +384,8 @@ async def test_a_nul_in_sampled_text_is_made_visible(converse) -> None:
 
 async def test_calls_can_be_answered_outside_of_a_rollout(call, sandbox, converse) -> None:
     """SFT data gets its tool responses from here, so that both read the same."""
-    from engine.rollout.agent import TurnLimits
-
     limits = TurnLimits(512, 500, 6, 4, 200)
-    records = await answer_calls(call("1"), executor=sandbox, tools=(PYTHON_TOOL,), limits=limits)
+    context = ToolContext(sandbox, limits.sandbox, RolloutScope())
+    records = await answer_calls(call("1"), tools=(PythonTool(),), context=context, limits=limits)
     assert [record.response for record in records] == ["1"]
     assert math.isclose(records[0].wall_s, 0.25)

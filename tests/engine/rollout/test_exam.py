@@ -308,6 +308,10 @@ async def test_cancelling_a_request_frees_its_place(sat: Sitting, eventually) ->
     await eventually(lambda: idle(sat.engine))
 
 
+# A second start of a real server takes as long as all other questions; `tests/e2e/test_engine_dies.py` is long, too.
+@pytest.mark.parametrize(
+    "sat", ["scripted", pytest.param("vllm", marks=[pytest.mark.e2e, pytest.mark.long])], indirect=True, scope="module"
+)
 async def test_f085_killed_under_a_request_and_started_again(
     sat: Sitting, link: BroadcastLink, eventually, until_gone
 ) -> None:

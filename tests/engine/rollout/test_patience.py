@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
 from engine.rollout import patience
 from engine.rollout.patience import PatientExecutor, patiently
-from sandbox.contract import ExecRequest, ExecResult, ExecStatus, SandboxUnavailable
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus, SandboxBusy, SandboxUnavailable, SessionLost
 
 
 def result(request: ExecRequest) -> ExecResult:
@@ -19,15 +20,28 @@ def result(request: ExecRequest) -> ExecResult:
 class Flaky:
     """A sandbox that fails where ``fails`` says so, asked with the number of the call and its code."""
 
-    def __init__(self, fails: Callable[[int, str], bool]) -> None:
+    def __init__(self, fails: Callable[[int, str], bool], failure: type[Exception] = SandboxUnavailable) -> None:
         self.fails = fails
+        self.failure = failure
         self.calls: list[str] = []
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         self.calls.append(request.code)
         if self.fails(len(self.calls), request.code):
-            raise SandboxUnavailable("the node is gone")
+            raise self.failure("the node is gone")
         return result(request)
+
+
+@asynccontextmanager
+async def others_are_answered(patient: PatientExecutor) -> AsyncIterator[None]:
+    async def others() -> None:
+        while True:
+            await patient.execute(ExecRequest(code="good"))
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(others())
+    yield
+    beside.cancel()
 
 
 @pytest.fixture(autouse=True)
@@ -56,17 +70,48 @@ async def test_a_call_that_alone_fails_is_not_tried_for_ever() -> None:
     """It may be the one that kills the node."""
     flaky = Flaky(lambda number, code: code == "poison")
     patient = PatientExecutor(flaky, patience_s=60)
-
-    async def others() -> None:
-        while True:
-            await patient.execute(ExecRequest(code="good"))
-            await asyncio.sleep(0)
-
-    beside = asyncio.ensure_future(others())
-    with pytest.raises(SandboxUnavailable):
-        await asyncio.wait_for(patient.execute(ExecRequest(code="poison")), 5)
-    beside.cancel()
+    async with others_are_answered(patient):
+        with pytest.raises(SandboxUnavailable):
+            await asyncio.wait_for(patient.execute(ExecRequest(code="poison")), 5)
     assert flaky.calls.count("poison") == patience.TRIES
+
+
+async def test_a_busy_sandbox_is_waited_for_while_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """Many more tries than an outage is given, and far beyond its patience: full is not broken."""
+    waiting = Flaky(lambda number, code: code == "late" and waiting.calls.count("late") <= 30, SandboxBusy)
+    patient = PatientExecutor(waiting, patience_s=0.01)
+    async with others_are_answered(patient):
+        done = await asyncio.wait_for(patient.execute(ExecRequest(code="late")), 5)
+    assert done.status is ExecStatus.OK
+    assert not caplog.records
+
+
+async def test_one_that_is_busy_and_answers_nobody_is_given_up() -> None:
+    patient = PatientExecutor(Flaky(lambda number, code: True, SandboxBusy), patience_s=0.02)
+    with pytest.raises(SandboxBusy):
+        await patient.execute(ExecRequest(code="1"))
+
+
+async def test_a_lost_session_is_not_asked_again() -> None:
+    flaky = Flaky(lambda number, code: True, SessionLost)
+    with pytest.raises(SessionLost):
+        await PatientExecutor(flaky).execute(ExecRequest(code="1", session="s", cell=3))
+    assert len(flaky.calls) == 1
+
+
+async def test_a_cell_is_tried_again_as_the_same_cell() -> None:
+    sent: list[ExecRequest] = []
+
+    class Away:
+        async def execute(self, request: ExecRequest) -> ExecResult:
+            sent.append(request)
+            if len(sent) < 3:
+                raise SandboxUnavailable("the connection was lost")
+            return result(request)
+
+    cell = ExecRequest(code="x = 1", session="s", cell=2)
+    await PatientExecutor(Away()).execute(cell)
+    assert sent == [cell] * 3
 
 
 async def test_what_is_no_failure_of_ours_is_passed_on_at_once() -> None:

@@ -1,8 +1,10 @@
 """An RL step on a bench: a recording learner, given rollouts, and everything that came out to look at."""
 
+import asyncio
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +22,14 @@ from engine.sink.trajectories import read_trajectories
 from engine.stages.carryover import CarryOver
 from engine.stages.commands import Inbox
 from engine.stages.context import LearnerThread, StageContext
+from engine.stages.grading import EngineGrader
 from engine.stages.progress import StageProgress
 from engine.stages.reinforce import RlStep
 from engine.stages.rollouts import Ask
+from sandbox.contract import ExecRequest, ExecResult, ExecStatus, SandboxStatus
 
 Answer = Callable[[Ask], Trajectory | None]
+Spoil = Callable[[str], ExecStatus | Exception | None]
 
 
 def recipe(*, learner: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None, **fields: Any) -> Recipe:
@@ -99,6 +104,38 @@ class Sampled:
         return {}
 
 
+class IdleSandbox:
+    """Says how it is, and is asked for nothing else."""
+
+    async def status(self) -> SandboxStatus:
+        return SandboxStatus(nodes=(), queued_interactive=1, queued_training=2)
+
+
+class PlainSandbox:
+    """Runs programs in processes of their own; ``spoil`` says, by what a program reads, which are to fail and how."""
+
+    def __init__(self, spoil: Spoil = lambda stdin: None) -> None:
+        self.spoil = spoil
+        self.requests: list[ExecRequest] = []
+
+    async def execute(self, request: ExecRequest) -> ExecResult:
+        self.requests.append(request)
+        fault = self.spoil(request.stdin)
+        if isinstance(fault, Exception):
+            raise fault
+        stdout = "" if fault else await self._run(request)
+        fields = {"exit_code": 0, "wall_s": 0.1, "queued_s": 0.0, "error": None, "detail": "as planned"}
+        return ExecResult(id=request.id, status=fault or ExecStatus.OK, stdout=stdout, stderr="", **fields)
+
+    async def _run(self, request: ExecRequest) -> str:
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", request.code, stdin=pipe, stdout=pipe
+        )
+        stdout, _ = await program.communicate(request.stdin.encode())
+        return stdout.decode()
+
+
 class Pool:
     """Endless different problems in one order."""
 
@@ -114,7 +151,7 @@ class Bench:
         self.folder = RunFolder.create(path / "run", job)
         (self.folder.model / "tokenizer.json").write_text("{}")
         self.learner, self.rollouts, self.carried = RecordingLearner(gap), Sampled(answer), CarryOver()
-        parts: Any = {"renderer": SimpleNamespace(), "executor": SimpleNamespace(), "rollouts": self.rollouts}
+        parts: Any = {"renderer": SimpleNamespace(), "sandbox": IdleSandbox(), "rollouts": self.rollouts}
         self.context = StageContext(
             recipe=found,
             folder=self.folder,
@@ -124,7 +161,7 @@ class Bench:
             inbox=Inbox(),
             policy=self.folder.model,
             held_out=frozenset(),
-            reward=MathReward(),
+            grade=EngineGrader(MathReward()),
             **parts,
         )
         (stage,) = found.stages

@@ -1,25 +1,32 @@
 """An attempt from its first word to its last, with stages that do nothing: how it ends, and what is told of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from engine.contract.commands import Command, CommandKind
-from engine.contract.events import CommandApplied, LogLine
+from engine.contract.events import CommandApplied, EvalFinished, LogLine
 from engine.contract.job import JobSpec, Provenance, Recipe, RlStage
+from engine.data.protocol import TOOL_NAME
+from engine.data.render import Renderer
+from engine.data.tokenizer import save_tokenizer, train_tokenizer
+from engine.reward.program import grader_program
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.platform_client import Address, PlatformClient
 from engine.sink.run_folder import RunFolder
 from engine.sink.shipper import Pace, Shipper
+from engine.sink.trajectories import read_trajectories
 from engine.stages import pipeline
 from engine.stages.commands import Inbox, StopRequested, Superseded, obey
 from engine.stages.context import StageContext
 from engine.stages.pipeline import Outcome, run_attempt, warn_of_differences
 from engine.stages.progress import StageProgress
+from sandbox.places import TOKEN_VARIABLE
 from tests.engine.sink.platform_twin import TOKEN, PlatformTwin, serving
-from tests.engine.stages.bench import Bench
+from tests.engine.stages.bench import Bench, PlainSandbox
 
 Work = Callable[[EventLog, Inbox], "asyncio.Future[None]"]
 
@@ -179,3 +186,62 @@ async def test_a_platform_that_hangs_is_left_when_the_wait_is_cancelled(folder: 
             async with asyncio.timeout(60):  # far less than the platform takes
                 await running
     assert told(folder)[-1] in ("run.finished", "run.stopped")
+
+
+@pytest.mark.parametrize("token", [None, "slx_secret"])
+async def test_a_sandbox_elsewhere_gets_the_token_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, folder: RunFolder, token: str | None
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    @asynccontextmanager
+    async def sandbox_at(url: str, token: str | None) -> AsyncIterator[object]:
+        asked.append((url, token))
+        yield object()
+
+    monkeypatch.setattr(pipeline, "sandbox_at", sandbox_at)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if token:
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+    async with pipeline.open_sandbox(folder.job.recipe, "http://127.0.0.1:1"):
+        assert asked == [("http://127.0.0.1:1", token)]
+
+
+@pytest.mark.e2e
+async def test_the_recipes_tools_and_grader_are_those_of_its_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole evaluation by the scripted policy, on a sandbox of plain processes."""
+    sandbox = PlainSandbox()
+
+    @asynccontextmanager
+    async def sandbox_at(url: str, token: str | None) -> AsyncIterator[PlainSandbox]:
+        yield sandbox
+
+    monkeypatch.setattr(pipeline, "sandbox_at", sandbox_at)
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"problem": "What is 17*23?", "answer": "391"}\n')
+    stage = {"name": "e", "kind": "eval", "samples": 8, "greedy": False, "max_response_tokens": 1024}
+    recipe = Recipe.model_validate(
+        {
+            "name": "own tool",
+            "model": {"kind": "tiny-qwen3", "context_tokens": 4096},
+            "tools": ["python", "docs.examples.own_tool:SequenceTool"],
+            "rollout": {"kind": "scripted"},
+            "scoring": {"where": "sandbox"},
+            "stages": [{**stage, "problems": {"kind": "file", "path": str(problems)}}],
+        }
+    )
+    job = JobSpec(run_id="run-1", created_at=0.0, digest=recipe.digest, recipe=recipe)
+    folder = RunFolder.create(tmp_path / "run", job)
+    save_tokenizer(train_tokenizer([], 300), folder.model)
+    for name in ("config.json", "model.safetensors"):  # a model that a scripted policy has no use for
+        (folder.model / name).write_text("{}")
+    assert await run_attempt(folder, Inbox(), sandbox="unix:/any") is Outcome.finished
+    (body,) = [event.body for event in read_events(folder) if isinstance(event.body, EvalFinished)]
+    made = read_trajectories(folder.inside(body.trajectories or ""))
+    prompt = Renderer(folder.model / "tokenizer.json").decode(made[0].prompt_ids)
+    assert '"name": "look_up_sequence"' in prompt
+    assert TOOL_NAME in prompt
+    assert {(t.answer, t.reward) for t in made} == {("391", 1.0), ("392", 0.0)}
+    assert sum(request.code == grader_program() for request in sandbox.requests) == 1

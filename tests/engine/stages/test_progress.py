@@ -36,7 +36,7 @@ class Attempt:
 
     def __init__(self, folder: RunFolder, **fields: object) -> None:
         log = EventLog(folder, folder.next_attempt())
-        parts: dict[str, Any] = {name: SimpleNamespace() for name in ("renderer", "executor", "rollouts")}
+        parts: dict[str, Any] = {name: SimpleNamespace() for name in ("renderer", "sandbox", "grade", "rollouts")}
         found = recipe(**fields)
         self.context = StageContext(
             recipe=found,

@@ -1,11 +1,12 @@
 """A step's rollout batches: what is asked, and how rejected groups are replaced (dynamic sampling)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.contract.events import PhaseStarted, SandboxLoad
+from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.data.problem import Problem
 from engine.stages.rollouts import Ask
 from engine.stages.rounds import Rounds
@@ -114,3 +115,18 @@ async def test_a_step_done_again_asks_for_the_same(bench: MakeBench) -> None:
         await rounds(found).gather(Pool(), cursor=4)
     assert len(found.rollouts.asked) == 4
     assert found.rollouts.asked[:2] == found.rollouts.asked[2:]
+
+
+async def test_a_rollout_that_we_could_not_grade_is_left_out_like_one_that_we_spoiled(bench: MakeBench) -> None:
+    found = bench(mixed)
+    grade = found.context.grade
+
+    async def all_but_the_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        first, *others = await grade(trajectories)
+        return [first.model_copy(update={"reward": None, "reward_status": RewardStatus.unscored}), *others]
+
+    found.context.grade = all_but_the_first
+    body = await found.step()
+    assert body.metrics["left_out"] == 1
+    assert len(found.trajectories(body)) == 7
+    assert {t.reward_status for t in found.trajectories(body)} == {RewardStatus.scored}

@@ -10,6 +10,7 @@ from engine.contract.events import (
     Event,
     RunFailed,
     RunHeartbeat,
+    SandboxLoad,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -53,6 +54,19 @@ def test_steps_after_the_point_of_resumption_are_abandoned(make_run: Callable[..
     ]
     (resumed,) = history.resumptions
     assert (resumed.attempt, resumed.stage, resumed.step, resumed.abandoned) == (2, "rl-1", 4, 3)
+
+
+def test_tool_calls_of_abandoned_steps_do_not_count(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    loads = [
+        SandboxLoad(stage="rl-1", step=number, calls=number, statuses={}, queued_s=0.0, wall_s=0.0)
+        for number in range(1, 7)
+    ]
+    run.emit(StageStarted(stage="rl-1", kind="rl", steps=9, first_step=1), *loads)
+    run.new_attempt("attempts/0001/checkpoints/rl-1/step-00003")
+    run.emit(StageStarted(stage="rl-1", kind="rl", steps=9, first_step=4))
+    assert list(fold(run).stages["rl-1"].loads) == [1, 2, 3]
 
 
 def test_an_evaluation_is_named_by_the_training_before_it(make_run: Callable[..., Any]) -> None:

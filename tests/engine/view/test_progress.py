@@ -23,6 +23,7 @@ from engine.contract.events import (
     RunFailed,
     RunHeartbeat,
     RunStarted,
+    SandboxLoad,
     StageFinished,
     StagePlan,
     StageStarted,
@@ -119,6 +120,30 @@ def test_the_last_evaluation_stays_in_sight() -> None:
     folded = picture(STARTED, EvalFinished(stage="eval-1", metrics={"pass@1": 0.5, "pass@1_greedy": float("nan")}))
     row = next(line for line in drawn(folded).splitlines() if "pass@1" in line)
     assert row.split() == ["pass@1", "50.0%", "greedy", "NaN,", "eval-1"]
+
+
+def test_how_tool_calls_ended_is_in_sight() -> None:
+    load = SandboxLoad(
+        stage="rl-1",
+        step=1,
+        calls=9,
+        statuses={"error": 3, "ok": 6},
+        errors={"A": 1, "NameError": 2},
+        queued_s=0.0,
+        wall_s=0.1,
+        queued_p99_s=0.02,
+        wall_p99_s=1.5,
+    )
+    row = next(line for line in drawn(picture(STARTED, RL, load, step(1))).splitlines() if "tool calls" in line)
+    assert (
+        row.split("9", 1)[1].strip() == "ok 6, error 3 · raised NameError 2, A 1 · p99 1.5 s after 20 ms in the queue"
+    )
+
+
+def test_calls_of_an_older_engine_are_shown_as_far_as_they_are_known() -> None:
+    load = SandboxLoad(stage="rl-1", step=1, calls=1, statuses={"ok": 1}, queued_s=0.0, wall_s=0.1)
+    row = next(line for line in drawn(picture(STARTED, RL, load, step(1))).splitlines() if "tool calls" in line)
+    assert row.split() == ["tool", "calls", "1", "ok", "1"]
 
 
 def test_an_evaluation_advances_problem_by_problem() -> None:

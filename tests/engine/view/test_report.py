@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.events import RunFailed, RunStopped, StageStarted, StepFinished
+from engine.contract.events import RunFailed, RunStopped, SandboxLoad, StageStarted, StepFinished
 from engine.contract.trajectory import Trajectory, Turn
 from engine.sink.run_folder import RunFolderError
 from engine.sink.trajectories import write_trajectories
@@ -227,6 +228,20 @@ def test_metrics_that_were_never_finite_do_not_break_it(make_run: Callable[..., 
     run.emit(StepFinished(stage="rl-1", step=1, metrics={"reward": float("nan"), "entropy": float("inf")}))
     page = Page(write_report(run.path))
     assert "reward: no value (1 not finite, shown as gaps)" in page.text
+
+
+def test_how_tool_calls_ended_is_told_of_each_stage(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    run.emit(StageStarted(stage="rl-1", kind="rl", steps=9, first_step=1))
+    first, second = Counter(ok=900, error=90), Counter(ok=100, timeout=10)
+    for number, (statuses, slowest) in enumerate([(first, 2.0), (second, 5.0)], start=1):
+        figures = {"calls": statuses.total(), "statuses": statuses, "queued_s": 0.0, "wall_s": 0.1}
+        told = {"wall_p99_s": slowest, "tools": {"python": statuses.total()}, "errors": {"<b>": 2, "ValueError": 1}}
+        run.emit(SandboxLoad(stage="rl-1", step=number, **figures, **told))
+    page = Page(write_report(run.folder.path))
+    cells = ["rl-1", "1,100", "ok 1,000, error 90, timeout 10", "<b> 4, ValueError 2", "python 1,100", "5.0 s"]
+    assert "".join(cells) in page.text
 
 
 def test_missing_trajectory_files_are_named(make_run: Callable[..., Any]) -> None:

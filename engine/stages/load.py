@@ -1,0 +1,62 @@
+"""What a rollout batch asked of its tools and of the sandbox: the ``sandbox.load`` event.
+
+Leaves out the rollout engines' figures and writing the event: ``context.py``.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from engine.contract.events import NodeLoad, SandboxLoad
+from engine.contract.trajectory import Trajectory
+from engine.rollout.agent import PARSE_ERROR
+from engine.rollout.tools.base import Sandbox
+from engine.stages.metrics import mean, percentile
+from sandbox.contract import SandboxStatus, SandboxUnavailable
+
+ERRORS_TOLD = 20
+STATUS_S = 2.0
+"""Seconds that a sandbox may take to say how it is; a step does not wait longer for a figure."""
+
+_log = logging.getLogger(__name__)
+
+
+async def sandbox_load(stage: str, step: int, trajectories: Sequence[Trajectory], sandbox: Sandbox) -> SandboxLoad:
+    """The batch's calls, and how the sandbox is now; one that does not answer leaves its part out."""
+    made = load_of_calls(stage, step, trajectories)
+    try:
+        async with asyncio.timeout(STATUS_S):
+            status = await sandbox.status()
+    except (SandboxUnavailable, TimeoutError) as error:
+        _log.warning("the sandbox does not say how it is: %s", str(error) or f"no answer in {STATUS_S:g} s")
+        return made
+    return made.model_copy(update=_of_status(status))
+
+
+def load_of_calls(stage: str, step: int, trajectories: Sequence[Trajectory]) -> SandboxLoad:
+    """Counts and seconds of all calls that could be parsed."""
+    calls = [call for t in trajectories for call in t.calls if call.status != PARSE_ERROR]
+    queued, wall = [call.queued_s for call in calls], [call.wall_s for call in calls]
+    return SandboxLoad(
+        stage=stage,
+        step=step,
+        calls=len(calls),
+        statuses=dict(Counter(call.status for call in calls)),
+        queued_s=mean(queued) if calls else 0.0,
+        wall_s=mean(wall) if calls else 0.0,
+        queued_p99_s=percentile(queued, 0.99) if calls else None,
+        wall_p99_s=percentile(wall, 0.99) if calls else None,
+        tools=dict(Counter(call.name for call in calls)),
+        errors=dict(Counter(call.error_type for call in calls if call.error_type).most_common(ERRORS_TOLD)),
+    )
+
+
+def _of_status(status: SandboxStatus) -> dict[str, object]:
+    return {
+        "queued": status.queued_interactive + status.queued_training,
+        "nodes": tuple(
+            NodeLoad(name=node.name, tier=node.tier, slots=node.slots, busy=node.busy, sessions=node.sessions)
+            for node in status.nodes
+        ),
+    }
