@@ -1,7 +1,8 @@
 """The OpenAPI schema: what drf-spectacular cannot see by itself. Views only say summary, body and answer.
 
 From a view's own declarations come: the scope an operation needs, ``fields`` and ``omit``, the parameters of its query,
-``Idempotency-Key``, and the errors that every operation has. The recipe's schema is the engine's own.
+``Idempotency-Key``, and the errors that every operation has. The schema of a recipe is the engine's own, that of the
+sandbox's status the sandbox's.
 """
 
 from collections.abc import Mapping
@@ -9,8 +10,11 @@ from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode
 
 from engine.contract.job import Recipe
+from sandbox.contract import SandboxStatus
 from webapp.api.problems import CONTENT_TYPE
 from webapp.api.serializers import ProblemJson
 
@@ -83,13 +87,19 @@ def add_errors(result: dict[str, Any], generator: Any, request: Any, public: boo
     return result
 
 
-def add_recipe(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Put the engine's recipe beside the platform's resources. A hook of drf-spectacular."""
-    schema = Recipe.model_json_schema(ref_template="#/components/schemas/{model}")
+def add_contracts(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """Put what engine and sandbox define beside the platform's resources. A hook of drf-spectacular."""
+    add(result, Recipe, mode="validation")
+    add(result, SandboxStatus, mode="serialization")
+    return result
+
+
+def add(result: dict[str, Any], model: type[BaseModel], mode: JsonSchemaMode) -> None:
+    """A pydantic model and its parts; ``mode``: whether clients send it or get it."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode=mode)
     parts: Mapping[str, Any] = schema.pop("$defs")
     schemas = result["components"]["schemas"]
-    taken = {"Recipe", *parts} & set(schemas)
+    taken = {model.__name__, *parts} & set(schemas)
     if taken:
-        raise ValueError(f"the recipe's schema and a resource share a name: {', '.join(sorted(taken))}")
-    result["components"]["schemas"] = dict(sorted({**schemas, **parts, "Recipe": schema}.items()))
-    return result
+        raise ValueError(f"{model.__name__}'s schema and another share a name: {', '.join(sorted(taken))}")
+    result["components"]["schemas"] = dict(sorted({**schemas, **parts, model.__name__: schema}.items()))

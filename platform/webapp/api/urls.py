@@ -9,7 +9,7 @@ from django.urls.converters import StringConverter
 from django.views.decorators.csrf import csrf_exempt
 
 from webapp.api.problems import problem
-from webapp.api.views import accounts, datasets, progress, recipes, runs, schema, trajectories
+from webapp.api.views import accounts, datasets, progress, recipes, runs, sandbox, schema, trajectories
 from webapp.telemetry.views import events
 
 
@@ -76,6 +76,7 @@ v1: Routes = [
     path("tokens", accounts.TokenList.as_view(), name="tokens"),
     path("tokens/<api_id:token_id>", accounts.TokenView.as_view(), name="token"),
     path("projects", accounts.ProjectList.as_view(), name="projects"),
+    path("sandbox", sandbox.SandboxView.as_view(), name="sandbox"),
     path("schema", schema.SchemaView.as_view(), name="schema"),
 ]
 

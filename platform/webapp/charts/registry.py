@@ -10,6 +10,8 @@ from webapp.charts import (
     phases,
     response_length,
     reward,
+    sandbox_calls,
+    sandbox_seconds,
     throughput,
     tool_errors,
     truncated,
@@ -31,6 +33,8 @@ _SPECS = tuple(
         exploration,
         throughput,
         phases,
+        sandbox_calls,
+        sandbox_seconds,
     )
 )
 

@@ -271,9 +271,16 @@ def checkpoint_saved(made: Fold, event: Event, body: CheckpointSaved) -> None:
 
 
 def sandbox_load(made: Fold, event: Event, body: SandboxLoad) -> None:
-    figures = {"calls": float(body.calls), "queued_s": body.queued_s, "wall_s": body.wall_s}
-    statuses = {f"status.{status}": float(count) for status, count in body.statuses.items()}
-    values = {f"sandbox.{name}": value for name, value in {**figures, **statuses}.items()}
+    figures = {
+        "calls": body.calls,
+        "queued_s": body.queued_s,
+        "queued_p99_s": body.queued_p99_s,
+        "wall_s": body.wall_s,
+        "wall_p99_s": body.wall_p99_s,
+        "queued": body.queued,
+        **{f"status.{status}": count for status, count in body.statuses.items()},
+    }
+    values = {f"sandbox.{name}": float(value) for name, value in figures.items() if value is not None}
     made.tell(event, made.stage(body.stage), body.step, values, {})
 
 

@@ -38,6 +38,7 @@ _PLACES = (
     ("Runs", "/", "list-details", ("/runs", "/trajectories")),
     ("Datasets", "/datasets", "database", ("/datasets",)),
     ("Recipes", "/recipes", "notebook", ("/recipes",)),
+    ("Sandbox", "/sandbox", "tool", ("/sandbox",)),
     ("API tokens", "/tokens", "key", ("/tokens",)),
     ("Setup check", "/setup", "checkup-list", ("/setup",)),
     ("API docs", "/api/docs", "api", ("/api",)),

@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, path, register_converter
 
-from webapp.ui.views import accounts, datasets, health, new_run, recipes, runs, trajectories
+from webapp.ui.views import accounts, datasets, health, new_run, recipes, runs, sandbox, trajectories
 
 
 class IdConverter:
@@ -37,5 +37,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("datasets/<id:dataset_id>", datasets.dataset, name="dataset"),
     path("recipes", recipes.recipes, name="recipes"),
     path("recipes/<id:recipe_id>", recipes.recipe, name="recipe"),
+    path("sandbox", sandbox.sandbox, name="sandbox"),
     path("healthz", health.healthz, name="healthz"),
 ]

@@ -30,6 +30,13 @@ CALL_STATUSES = {
     "parse_error": "not a readable call",
 }
 
+TIERS = {
+    "full": "A program has namespaces, a file system and a user of its own, no network, and hard limits.",
+    "container": "A program cannot open files outside its folder, sockets or processes, and has limits of its own; it "
+    "shares the machine's view of processes.",
+    "none": "Programs are NOT isolated: they can do all that this node's user can.",
+}
+
 # Metric -> label and format, in the order of tables. What is not listed is shown by its key.
 METRICS: dict[str, tuple[str, str]] = {
     "reward": ("Reward", "number"),

@@ -170,6 +170,23 @@ def test_seconds_are_told_by_phase(run: Run) -> None:
     assert chart(run, "seconds")["words"] == "Step 6 took 3.5 s: sampling 2.0 s, update 1.5 s."
 
 
+def test_calls_are_told_by_how_they_ended(run: Run) -> None:
+    put(run, "rl", "sandbox.status.ok", {1: 40.0, 2: 50.0})
+    put(run, "rl", "sandbox.status.error", {2: 8.0})
+    put(run, "rl", "sandbox.status.timeout", {1: 1.0})
+    assert chart(run, "sandbox_calls")["words"] == "Calls of step 6: 50 ok, 8 error."
+
+
+def test_waiting_for_the_sandbox_is_told_beside_running(run: Run) -> None:
+    put(run, "rl", "sandbox.wall_s", {1: 0.25, 2: 0.5})
+    put(run, "rl", "sandbox.queued_s", {2: 0.125})
+    drawn = chart(run, "sandbox_seconds")
+    assert drawn["words"] == (
+        "Seconds that a call ran: 0.5 at step 6, 0.25 at step 5. It waited 0.125 s for a free slot."
+    )
+    assert {line(drawn, f"sandbox.{part}")["yaxis"] for part in ("queued_s", "queued_p99_s")} == {"y2"}
+
+
 def test_evaluations_stand_at_the_step_they_followed(run: Run) -> None:
     figures_of_it = {"pass@1": 0.75, "pass@1_stderr": 0.05, "pass@1_greedy": 0.8, "pass@1_stderr_greedy": None}
     run.stages.filter(name="eval").update(metrics=figures_of_it)

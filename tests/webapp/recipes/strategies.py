@@ -11,6 +11,8 @@ ELSEWHERE = {"FolderModel", "FileProblems"}
 """What needs files."""
 
 _characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+# Python and pydantic know different versions of Unicode, so that they differ on what \w is.
+_ASCII = st.characters(codec="ascii")
 
 
 def values(place: Schema) -> st.SearchStrategy[Any]:
@@ -56,7 +58,9 @@ def _numbers(place: Schema) -> st.SearchStrategy[float]:
 
 def _strings(place: Schema) -> st.SearchStrategy[str]:
     if "pattern" in place:
-        return st.from_regex(place["pattern"], fullmatch=True).filter(lambda text: not text.endswith("\n"))
+        return st.from_regex(place["pattern"], fullmatch=True, alphabet=_ASCII).filter(
+            lambda text: not text.endswith("\n")
+        )
     return st.text(_characters, min_size=place.get("minLength", 0), max_size=place.get("maxLength", 30))
 
 
@@ -83,6 +87,8 @@ def recipe_data(draw: st.DrawFn) -> dict[str, Any]:
     model = data["model"]
     model["context_tokens"] = max(64, *lengths, model.get("context_tokens", 0))
     model["hidden_size"] = model.get("heads", 4) * draw(st.integers(1, 8))
+    if "tools" in data and "python" not in data["tools"]:  # SFT's trajectories call it
+        data["tools"].append("python")
     if data.get("learner", {}).get("offload_optimizer"):
         data["learner"]["zero_stage"] = 2
     return data

@@ -90,6 +90,7 @@ def test_sections_follow_the_recipe() -> None:
         (0, "Rollout engines", ""),
         (0, "Sandbox", ""),
         (1, "Limits", ""),
+        (0, "Scoring", ""),
         (0, "Learner", ""),
     ]
 
@@ -254,6 +255,15 @@ def test_the_data_that_was_given_stays_as_it_was() -> None:
 def test_a_field_of_an_object_that_was_not_given_leaves_its_other_fields_as_they_were() -> None:
     recipe = recipe_of(BASE, {LIMITS + "memory_mb": "64"})
     assert (recipe.sandbox.limits.wall_s, recipe.sandbox.limits.memory_mb) == (5, 64)
+
+
+def test_tools_are_named_one_a_line() -> None:
+    (field,) = [each for section in form_of(BASE) for each in section.fields if each.pointer == "/tools"]
+    assert (field.kind, field.item, field.text) == ("list", "text", "python")
+    assert recipe_of(BASE, {"/tools": "python\r\nmine.tools:search\r\n"}).tools == ("python", "mine.tools:search")
+    with pytest.raises(WrongFields) as caught:
+        recipe_of(BASE, {"/tools": "python\nno tool"})
+    assert caught.value.errors.keys() == {"/tools/1"}
 
 
 def test_another_kind_keeps_what_both_have_and_drops_the_rest() -> None:

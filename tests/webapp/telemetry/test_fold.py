@@ -152,6 +152,14 @@ def test_the_load_of_the_sandbox_is_a_series(run: Run) -> None:
     assert [shown(run, key)[0] for key in keys] == [(7, 6.0), (7, 0.1), (7, 2.0), (7, 4.0), (7, 0.5)]
 
 
+def test_the_slowest_calls_are_series_where_an_engine_tells_them(run: Run) -> None:
+    load = SandboxLoad(stage="rl", step=3, calls=0, statuses={}, queued_s=0, wall_s=0, queued_p99_s=2, queued=5)
+    tell(run, Attempt(), started(), stage_started(), load)
+    assert shown(run, "sandbox.queued_p99_s") == [(7, 2)]
+    assert shown(run, "sandbox.queued") == [(7, 5)]
+    assert shown(run, "sandbox.wall_p99_s") == []
+
+
 def test_the_load_of_an_engine_belongs_to_the_step_that_it_names(run: Run) -> None:
     """Also when the step before is told after it: a checkpoint is written behind the next step."""
     load = EngineLoad(stage="rl", step=2, engine="vllm-0", metrics={"running": 3.0, "cache": float("inf")})

@@ -42,6 +42,7 @@ PAGES = {
     "recipes": 4,
     "recipe": 6,
     "tokens": 4,
+    "sandbox": 4,
 }
 
 
@@ -72,6 +73,7 @@ def addresses(project: Project) -> dict[str, str]:
         "recipes": "/recipes",
         "recipe": f"/recipes/{recipe.pk}",
         "tokens": "/tokens",
+        "sandbox": "/sandbox",
     }
 
 
@@ -140,7 +142,7 @@ def test_pages_are_for_people_who_are_logged_in(addresses: dict[str, str]) -> No
 @pytest.mark.parametrize("case", [pytest.param(CASES["F041"], id="F041")])
 def test_somebody_elses_things_are_not_there(case: dict[str, Any], project: Project, addresses: dict[str, str]) -> None:
     own = save_version(user=project.owner, project=project, name="mine", toml=RECIPE)
-    shared = {"runs", "choose", "new", "datasets", "recipes", "recipe", "tokens"}
+    shared = {"runs", "choose", "new", "datasets", "recipes", "recipe", "tokens", "sandbox"}
     private = [address for name, address in addresses.items() if name not in shared]
     private += [f"/recipes/{own.recipe_id}", f"/runs/new?recipe={own.recipe_id}", addresses["trajectory"] + "/text"]
     stranger = Client()
