@@ -4,6 +4,7 @@ DeepSpeed looks for ninja on PATH and for its compiled pieces in TORCH_EXTENSION
 would compile for minutes or fail. Processes that tests start inherit them.
 """
 
+import gc
 import os
 
 import setuptools  # noqa: F401  # before pip (scripts.lock): it refuses to be loaded later, and torch's C++ loader needs it
@@ -20,3 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a busy machine a slow example says nothing about the code.
 settings.register_profile("starloom", deadline=None)
 settings.load_profile("starloom")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported for good is looked through by every later collection, up to a second each: put it aside."""
+    gc.collect()
+    gc.freeze()

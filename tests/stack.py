@@ -79,7 +79,7 @@ PARTS = {
     "postgres": "postgres -D",
     "valkey": "valkey-server",
     "agent": "manage.py agent",
-    "sandbox": "sandbox serve",
+    "sandbox": "sandbox node",
 }
 
 
@@ -108,7 +108,7 @@ class Stack:
         self.until(self._answers, START_S, "the web server never answered")
 
     def environment(self) -> dict[str, str]:
-        unwanted = ("DATABASE_URL", "VALKEY_URL", "STARLOOM_VAR", "STARLOOM_PORT")
+        unwanted = ("DATABASE_URL", "VALKEY_URL", "STARLOOM_SANDBOX", "STARLOOM_VAR", "STARLOOM_PORT")
         clean = {name: value for name, value in os.environ.items() if name not in unwanted}
         return {**clean, "STARLOOM_VAR": str(self.var)}
 

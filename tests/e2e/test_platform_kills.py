@@ -59,7 +59,7 @@ def test_the_engine_killed_is_told_and_resumed_as_attempt_two(platform_stack: St
 
 def test_the_database_is_rebuilt_from_the_run_folder(platform_stack: Stack) -> None:
     """A second platform that has never heard of the run ingests its folder; every row is the same."""
-    run_id = platform_stack.start_scripted(name="kills", steps=FEW)
+    run_id = platform_stack.start_scripted(name="rebuilt", steps=8)
     platform_stack.until_state(run_id, "finished")
     with platform_stack.database() as database:
         before = rows_of(database, run_id)
@@ -72,7 +72,7 @@ def test_the_database_is_rebuilt_from_the_run_folder(platform_stack: Stack) -> N
     assert run_id in said
     with platform_stack.database() as database:
         assert rows_of(database, run_id) == before
-    assert_agreement(platform_stack, run_id, {"rl": FEW})
+    assert_agreement(platform_stack, run_id, {"rl": 8})
 
 
 # Rows that a run folder holds, children first. Who asked for what (commands, transitions) is the platform's alone.
