@@ -8,8 +8,6 @@ from sandbox.backend.outcome import Facts, killed_from_outside, result_of
 from sandbox.backend.protocol import CallLost
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus
 
-_GRACE_S = 10.0  # a program this long past its deadline means that its zygote hangs
-
 
 async def run_in(child: Child, request: ExecRequest, queued_s: float) -> ExecResult:
     """Run a program in a child that was born.
@@ -48,7 +46,6 @@ class _Call:
         self._timers = (
             self._loop.call_later(QUICK_S, self._watch),
             self._loop.call_later(limits.wall_s, self._stop, ExecStatus.TIMEOUT),
-            self._loop.call_later(limits.wall_s + _GRACE_S, child.zygote_hangs),
         )
 
     def _watch(self) -> None:

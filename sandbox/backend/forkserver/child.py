@@ -19,6 +19,8 @@ from sandbox.backend.forkserver.wire import Assignment
 from sandbox.backend.protocol import CallLost
 from sandbox.contract import Limits
 
+_DYING_S = 10.0  # what was killed this long ago and has not ended has a zygote that hangs
+
 
 class SpareGone(CallLost):
     """A child that was ready has ended before it was given anything to do."""
@@ -49,7 +51,7 @@ class Child:
         self.ended: asyncio.Future[int] = loop.create_future()
         self.cpu_s = 0.0  # of its whole life, known when it has ended
         self.killed = False  # by us
-        self.zygote_hangs = zygote_hangs  # to be called when `ended` is overdue
+        self._zygote_hangs = zygote_hangs
         self._on_release = on_release
         self._pidfd = -1
         self._is_resident = False
@@ -145,7 +147,10 @@ class Child:
                 future.exception()  # seen: a spare has nobody who waits for it
 
     def kill(self) -> None:
-        """Kill it and all of its children at once."""
+        """Kill it and all of its children at once. `ended` comes within seconds, if need be by the zygote's end."""
+        if not (self.killed or self.ended.done()):
+            overdue = asyncio.get_running_loop().call_later(_DYING_S, self._zygote_hangs)
+            self.ended.add_done_callback(lambda _: overdue.cancel())
         self.killed = True
         self._signal()
 

@@ -24,7 +24,14 @@ from traceback import print_exception
 from types import CodeType, ModuleType
 from typing import Any, NoReturn, TextIO
 
-from sandbox.backend.sessions.cell_protocol import MAX_ORDER, NONCE_BYTES, Order, decode_order, encode_answer, encode_order
+from sandbox.backend.sessions.cell_protocol import (
+    MAX_ORDER,
+    NONCE_BYTES,
+    Order,
+    decode_order,
+    encode_answer,
+    encode_order,
+)
 
 # The builtins of the functions below: a cell that breaks `builtins.len` does not reach these.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
@@ -34,6 +41,7 @@ _LINE_CHARS = 80
 _PAGE_CHARS = 10_000  # laying out takes long, and nobody reads longer ones as a table
 _REHEARSALS = 32  # the interpreter adapts code within about ten runs: a child would have to copy what it adapts
 _REHEARSED = b"print(1)", b"x = [1, 2]\nfor y in x:\n    x[0] += y\nx"
+_BUFFER = bytearray(MAX_ORDER)  # made once: receiving works even where memory is used up
 _CONTAINERS = (list, dict, tuple, set, frozenset)
 
 
@@ -89,7 +97,7 @@ class _Inbox:
 
     def __init__(self, control: socket) -> None:
         self._receive = control.recvmsg_into
-        self._buffer = bytearray(MAX_ORDER)  # made once: receiving works even where memory is used up
+        self._buffer = _BUFFER
 
     def next(self) -> tuple[Order, list[int]] | None:
         """The next order and its descriptors; None when no more can come."""

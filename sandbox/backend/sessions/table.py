@@ -76,14 +76,14 @@ class SessionTable:
         `SandboxBusy` (`most` sessions are open), `RequestRefused` (the name is taken), or what `start` raises.
         """
         loop = asyncio.get_running_loop()
-        came = loop.time()
+        since = loop.time() - queued_s
         entry = self._entry_of(request)
         async with entry.turn:
             self._must_be_here(entry)
             if answer := entry.earlier_answer(request):
                 return answer
             try:
-                return await self._next_cell(entry, request, queued_s + loop.time() - came)
+                return await self._next_cell(entry, request, since)
             finally:
                 entry.idle_since = loop.time()
                 if not entry.expiry:
@@ -121,9 +121,10 @@ class SessionTable:
         if self._entries.get(entry.name) is not entry:
             raise SessionLost(self._gone.get(entry.name, f"session {entry.name} could not be opened"))
 
-    async def _next_cell(self, entry: _Entry, request: ExecRequest, queued_s: float) -> ExecResult:
+    async def _next_cell(self, entry: _Entry, request: ExecRequest, since: float) -> ExecResult:
         note = self._bury(entry)
         session = entry.session or await self._begin(entry)
+        queued_s = asyncio.get_running_loop().time() - since  # the wait for a process counts
         try:
             result = await session.run(entry.as_held(request), queued_s)
         except (CallLost, OSError) as error:
