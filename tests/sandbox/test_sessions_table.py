@@ -94,10 +94,12 @@ class Stage:
         self.table = SessionTable(self._start, most, idle_s)
         self.puppets: list[Puppet] = []
         self.failure: Exception | None = None
+        self.start_s = 0.0
 
     async def _start(self, limits: Limits) -> Resident:
         if self.failure:
             raise self.failure
+        await asyncio.sleep(self.start_s)
         self.puppets.append(Puppet())
         return self.puppets[-1]
 
@@ -124,6 +126,13 @@ async def test_cells_that_come_at_once_take_turns() -> None:
     async with stage() as it:
         results = await asyncio.gather(*(it.cell(number) for number in range(5)))
         assert [result.stdout for result in results] == ["1", "2", "3", "4", "5"]
+
+
+async def test_the_wait_for_a_process_counts_as_queueing() -> None:
+    async with stage() as it:
+        it.start_s = 0.1
+        first, second = await it.cell(0), await it.cell(1)
+        assert first.queued_s >= 0.1 > second.queued_s
 
 
 async def test_sessions_do_not_wait_for_each_other() -> None:

@@ -119,7 +119,9 @@ class Child:
     def _next_word(self) -> bytes:
         try:
             return self.control.recv(wire.MAX_MESSAGE)
-        except OSError:  # closed, or reset because it never read its assignment
+        except ConnectionResetError:  # it never read its assignment: told once, and before what it said
+            return self._next_word()
+        except OSError:  # closed, or there is no more
             return b""
 
     def exited(self, wait_status: int, cpu_s: float) -> None:

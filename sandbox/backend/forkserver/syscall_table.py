@@ -36,9 +36,10 @@ class Table:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._rows = {step.name: row for row, step in enumerate(steps)}
-        self._cells = (ctypes.c_int64 * (_CELLS * len(steps)))()
-        self._start = ctypes.addressof(self._cells)
-        self._end = self._start + ctypes.sizeof(self._cells)
+        cells = (ctypes.c_int64 * (_CELLS * len(steps)))()
+        self._start = ctypes.addressof(cells)
+        self._end = self._start + ctypes.sizeof(cells)
+        self._cells = memoryview(cells).cast("B").cast("q")  # written to with less ado than through ctypes
         self._pointed_to: list[object] = []
         for step in steps:
             self._cells[_CELLS * self._rows[step.name]] = step.number
@@ -50,8 +51,8 @@ class Table:
 
     def set(self, name: str, *arguments: int) -> None:
         """Change the first arguments of a step."""
-        first = _CELLS * self._rows[name] + 1
-        self._cells[first : first + len(arguments)] = list(arguments)
+        for cell, argument in enumerate(arguments, _CELLS * self._rows[name] + 1):
+            self._cells[cell] = argument
 
     def replace(self, name: str, number: int, *arguments: int) -> None:
         """Make a step another system call."""

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
 
@@ -124,18 +123,21 @@ class _Zygote:
 
     def _spawn(self, order: wire.SpawnOrder, join: tuple[int, ...]) -> None:
         """Fork a child and hand our ends of its socket and its pipes to the supervisor. Raises `OSError`."""
-        with ExitStack() as opened:
-            control, its_control = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            opened.callback(_close, control, its_control)
-            opened.callback(_close, *(out := os.pipe()))
-            opened.callback(_close, *(err := os.pipe()))
-            fds = lockdown.Descriptors(its_control, self._no_input, out[1], err[1], join)
+        opened: list[int] = []
+        try:
+            opened += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            opened += os.pipe()
+            opened += os.pipe()
+            control, its_control, out, its_out, err, its_err = opened
+            fds = lockdown.Descriptors(its_control, self._no_input, its_out, its_err, join)
             lock_down = self._plan(order, fds)
             pid = self._fork()
             if not pid:
                 spare.live(order, fds, lock_down, self._mapped_bytes)
             pidfd = self._watch(pid, order.child)
-            self._say(Event("spawned", order.child), control, out[0], err[0], pidfd)
+            self._say(Event("spawned", order.child), control, out, err, pidfd)
+        finally:
+            _close(*opened)
 
     def _watch(self, pid: int, child: int) -> int:
         try:

@@ -14,10 +14,12 @@ import sys
 from array import array
 from ast import Expr, Expression, Module, PyCF_ONLY_AST
 from collections.abc import Callable
+from ctypes import CDLL
 from os import O_RDONLY, close, devnull, dup2, fstat, getcwd, getpid, pread, write
 from os import _exit as exit_process
 from os import open as open_fd
 from pprint import pformat
+from select import POLLIN, poll
 from socket import AF_UNIX, MSG_CMSG_CLOEXEC, SHUT_WR, SOCK_SEQPACKET, socket, socketpair
 from sys import __excepthook__ as print_plainly
 from traceback import print_exception
@@ -42,11 +44,16 @@ _PAGE_CHARS = 10_000  # laying out takes long, and nobody reads longer ones as a
 _REHEARSALS = 32  # the interpreter adapts code within about ten runs: a child would have to copy what it adapts
 _REHEARSED = b"print(1)", b"x = [1, 2]\nfor y in x:\n    x[0] += y\nx"
 _BUFFER = bytearray(MAX_ORDER)  # made once: receiving works even where memory is used up
+_IDLE_MS = 200
+_trim: Callable[[int], int] = CDLL(None).malloc_trim
 _CONTAINERS = (list, dict, tuple, set, frozenset)
 
 
 def serve(control: socket) -> NoReturn:
-    """Run the cells that come on `control` until it closes. Never returns."""
+    """Run the cells that come on `control` until it closes. Never returns.
+
+    Nothing may be on stdin, and the streams of `sys` must be open; opening them here would cost many shared pages.
+    """
     try:
         _serve(control)
         exit_process(0)  # there is no supervisor any more
@@ -77,7 +84,7 @@ def _serve(control: socket) -> None:
     control.setblocking(True)
     inbox = _Inbox(control)
     send = control.send
-    flushes = [stream.flush for stream in _fresh_streams()]
+    flushes = sys.stdout.flush, sys.stderr.flush
     stdin = _Stdin()
     main = _fresh_main()
     while arrived := inbox.next():
@@ -98,6 +105,9 @@ class _Inbox:
     def __init__(self, control: socket) -> None:
         self._receive = control.recvmsg_into
         self._buffer = _BUFFER
+        waiting = poll()
+        waiting.register(control, POLLIN)
+        self._arrives = waiting.poll
 
     def next(self) -> tuple[Order, list[int]] | None:
         """The next order and its descriptors; None when no more can come."""
@@ -112,6 +122,8 @@ class _Inbox:
     def _wait(self) -> tuple[int, list[tuple[int, int, bytes]]]:
         while True:
             try:
+                if not self._arrives(_IDLE_MS):
+                    _trim(0)  # what the cells have freed need not wait with them
                 size, beside, _, _ = self._receive([self._buffer], 64, MSG_CMSG_CLOEXEC)
                 return size, beside
             except BaseException as error:
@@ -124,8 +136,8 @@ class _Stdin:
     """Gives each cell a stdin of its own, as descriptor 0 and as `sys.stdin`."""
 
     def __init__(self) -> None:
-        self._nothing = open_fd(devnull, O_RDONLY)
-        self._open(self._nothing)
+        self._nothing = self._source = open_fd(devnull, O_RDONLY)
+        self._stream = sys.stdin
 
     def replace(self, fd: int | None) -> None:
         """By the file open on `fd`, which is closed; by an empty one if there is none."""
@@ -141,18 +153,22 @@ class _Stdin:
     def _open(self, source: int) -> None:
         dup2(source, 0)
         self._source = source
-        self._stream = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        sys.stdin = sys.__stdin__ = self._stream  # type: ignore[misc]
+        self._stream = _open_stdin()
 
 
-def _fresh_streams() -> list[TextIO]:
-    streams: list[TextIO] = []
+def _open_stdin() -> TextIO:
+    stream = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = stream  # type: ignore[misc]
+    return stream
+
+
+def open_streams() -> None:
+    """Those that cells find, for processes that were not forked from a zygote, which has opened the same."""
+    _open_stdin()
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-        streams.append(stream)
-    return streams
 
 
 def _fresh_main() -> ModuleType:

@@ -17,10 +17,11 @@ from sandbox.contract import Limits, SandboxUnavailable
 _BOOT = """
 import socket, sys
 sys.path.insert(0, sys.argv[1])
-from sandbox.backend.sessions.cells import serve
+from sandbox.backend.sessions.cells import open_streams, serve
 del sys.path[0]
 for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
     del sys.modules[name]
+open_streams()
 serve(socket.socket(fileno=int(sys.argv[2])))
 """
 _START = 'ulimit -c 0; ulimit -v "$1"; shift; exec "$@"'

@@ -109,7 +109,7 @@ class Work:
         """See `Broker.leave`, but raises one of `LOST`."""
         await self.give_back(self._ahead)
         self._ahead.clear()
-        await self._link.run("leave", self._node)
+        await self._link.run("leave", self._node, self._settings.lease_ms)
 
     async def renew(self) -> None:
         """Say that the calls still run; stop those that nobody wants. Raises one of `LOST`."""

@@ -281,6 +281,10 @@ class Fleet:
             )
 
 
+async def test_nodes_that_leave_in_good_order_are_not_held_against_a_call(cluster: Cluster) -> None:
+    await Fleet(cluster).play([("submit", 0), *[("restart", 0)] * 6])
+
+
 MOVES = st.lists(st.tuples(st.sampled_from(["submit"] * 6 + ["withdraw", "restart"]), st.integers(0, 50)), max_size=25)
 
 
