@@ -23,6 +23,7 @@ PAGES = {
     "/error.js": "console.error('told')",
     "/throw.js": "throw new Error('thrown')",
     "/socket.js": "new WebSocket('ws://foreign.invalid/ws')",
+    "/favicon.ico": "none, but no fault: browsers ask for it when they like",
 }
 
 

@@ -38,7 +38,7 @@ class Resident(Protocol):
         ...
 
     def arm(self, limits: Limits) -> None:
-        """Called before each cell: kills for memory that came before it do not count. Raises `OSError`."""
+        """Called after a cell that was told of kills for memory: those count no more. Raises `OSError`."""
         ...
 
     def oom_killed(self) -> bool:
