@@ -43,7 +43,7 @@ test: setup ## every test but the long ones
 	@$(RUN) -m scripts.browser || true
 	@$(RUN) -m pytest -m "not long"
 
-test-long: setup ## the tests that take more than a few minutes each
+test-long: setup ## the slow tests: minutes each, or whole lines whose parts faster tests hold
 	@$(RUN) -m pytest -m long
 
 check: lint ## what to run before a commit: lint, types, import contracts, fast tests (under 3 minutes)

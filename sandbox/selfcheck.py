@@ -142,8 +142,8 @@ async def _sit_programs(
     gaps: tuple[conformance.Check, ...],
     note: Callable[[Verdict], None],
 ) -> None:
-    for code in ("print(1)", "import numpy"):
-        await backend.run(ExecRequest(code=code))  # so that both kinds of spares are there to be compared with
+    for name in ("sys", "numpy", "sympy", "scipy"):
+        await backend.run(ExecRequest(code=f"import {name}"))  # so that spares of each kind are there to compare with
     quiet = await at_rest(os.getpid())
     async for check, complaint in conformance.sit(backend.run, exam):
         note(Verdict("program", check.name, complaint or "; ".join(await leftovers(os.getpid(), quiet))))

@@ -42,6 +42,7 @@ def test_parts_of_the_platform_killed_one_after_the_other(platform_stack: Stack)
     assert_agreement(platform_stack, run_id, {"rl": STEPS})
 
 
+@pytest.mark.long
 def test_the_engine_killed_is_told_and_resumed_as_attempt_two(platform_stack: Stack) -> None:
     run_id = platform_stack.start_scripted(name="kills", steps=FEW)
     until_step(platform_stack, run_id, 5)

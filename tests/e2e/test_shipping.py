@@ -211,6 +211,7 @@ def test_killed_while_the_platform_is_down_the_next_attempt_sends_everything(
     assert_complete(folder, twin)
 
 
+@pytest.mark.long
 def test_sigterm_stops_at_the_end_of_the_step_and_what_is_undelivered_is_said(
     folder: Path, launch: Callable[[str], Any], tools: Tools
 ) -> None:
@@ -226,6 +227,7 @@ def test_sigterm_stops_at_the_end_of_the_step_and_what_is_undelivered_is_said(
     assert any(isinstance(e.body, StepFinished) and e.body.stage == "rl" for e in told)
 
 
+@pytest.mark.long
 def test_another_launch_takes_over_without_losing_anything(
     folder: Path, launch: Callable[[str], Any], tools: Tools
 ) -> None:

@@ -128,6 +128,7 @@ def tasks_done(stack: Stack) -> int:
 
 
 # F057: what happens to a run when everything around it ends.
+@pytest.mark.long
 def test_a_run_outlives_its_platform_and_is_stopped_with_a_checkpoint(tmp_path: Path) -> None:
     stack = Stack(var=tmp_path / "var", log=tmp_path / "up.log")
     with socket.create_server(("127.0.0.1", 0)) as probe:
