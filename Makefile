@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.venv/torch_extensions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up stop demo-terminal browser screenshots test test-long check lint format bench lock clean
+.PHONY: help setup demo up stop demo-terminal browser screenshots test test-long check check-platform check-rest lint format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,7 +47,14 @@ test-long: setup ## the slow tests: minutes each, or whole lines whose parts fas
 	@$(RUN) -m pytest -m long
 
 check: lint ## what to run before a commit: lint, types, import contracts, fast tests (under 3 minutes)
-	@$(RUN) -m pytest -q -m "not e2e and not long"
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=2 check-platform check-rest
+
+# The fast tests in two halves at once: none of them needs a core for long.
+check-platform: ## its half with the database
+	@$(RUN) -m pytest -q -m "not e2e and not long" tests/webapp
+
+check-rest: ## its other half
+	@$(RUN) -m pytest -q -m "not e2e and not long" --ignore=tests/webapp
 
 lint: setup ## ruff, mypy and the import contracts
 	@$(RUN) -m ruff check .
