@@ -18,6 +18,8 @@ from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import NoReturn
 
+from sandbox.backend.sessions import cells
+
 NAME = "main.py"
 # Private names: the program may replace those of the modules.
 _exit, _compile, _exec, _print_exception = os._exit, compile, exec, traceback.print_exception
@@ -62,11 +64,7 @@ def run(source: bytes) -> NoReturn:
 def _fresh_streams() -> None:
     """For descriptors that change later: those of the zygote must be of the same kind, or seeking would be tried."""
     _become_a_pipe(1, 2)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace", closefd=False)  # type: ignore[misc] # noqa: SIM115
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+    cells.open_streams()
 
 
 def _become_a_pipe(*fds: int) -> None:

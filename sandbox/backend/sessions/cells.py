@@ -163,7 +163,7 @@ def _open_stdin() -> TextIO:
 
 
 def open_streams() -> None:
-    """Those that cells find, for processes that were not forked from a zygote, which has opened the same."""
+    """Those that programs and cells find: stdout by lines, text that UTF-8 cannot hold escaped."""
     _open_stdin()
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
