@@ -1,4 +1,4 @@
-"""The command line of the engine: check, plan, run, resume, report, explain-roc, bench.
+"""The command line of the engine: check, plan, run, resume, report, explain-roc, bench; others in ``engine.commands``.
 
 Exit codes: 0 finished, 1 failed, 2 wrong recipe, folder or setting, 3 stopped on request or (``bench``) not run here, 4
 dismissed by the platform (another launch of the run has taken over). With STARLOOM_PLATFORM_URL and STARLOOM_RUN_TOKEN
@@ -19,6 +19,11 @@ from typing import Annotated
 import typer
 from ulid import ULID
 
+from engine.commands.options import SandboxOption
+from engine.commands.parse_calls import parse_calls
+from engine.commands.serve import serve
+from engine.commands.simulate import simulate
+from engine.commands.terminal import FAILED, refuse, say
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import Event
 from engine.contract.job import Recipe, RecipeError, load_recipe
@@ -32,13 +37,15 @@ from engine.stages.commands import Inbox, Superseded
 from engine.view.explain import as_json, deviation_lines, parse_settings, print_explanation, read_group
 from engine.view.progress import LiveView
 from engine.view.report import write_report
-from sandbox.places import FORMS, TOKEN_VARIABLE, check_url
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and study agents that reason with code.")
 bench = typer.Typer(no_args_is_help=True, help="Measure parts of the engine on this machine.")
 app.add_typer(bench, name="bench")
+app.command("parse-calls")(parse_calls)
+app.command("serve")(serve)
+app.command("simulate")(simulate)
 
-FAILED, WRONG, STOPPED, DISMISSED = 1, 2, 3, 4
+STOPPED, DISMISSED = 3, 4
 NOT_RUN = 3
 
 HAND_OVER_S = 60.0
@@ -46,29 +53,6 @@ HAND_OVER_S = 60.0
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe, TOML.", show_default=False)]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
-
-
-def a_sandbox(url: str | None) -> str | None:
-    """Refuse at once what is no sandbox's URL."""
-    try:
-        if url is not None:
-            check_url(url)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return url
-
-
-SandboxOption = Annotated[
-    str | None,
-    typer.Option(
-        "--sandbox",
-        envvar="STARLOOM_SANDBOX",
-        metavar="URL",
-        callback=a_sandbox,
-        help=f"Sandbox to use: {FORMS}, its token in ${TOKEN_VARIABLE}; a private node otherwise.",
-        show_default=False,
-    ),
-]
 FlushOption = Annotated[
     float,
     typer.Option(
@@ -91,11 +75,6 @@ def load_with_tools(path: Path) -> Recipe:
     except ToolsRefused as error:
         raise RecipeError(str(path), error.problems) from error
     return found
-
-
-def refuse(error: Exception) -> typer.Exit:
-    typer.secho(str(error), err=True, fg="red")
-    return typer.Exit(WRONG)
 
 
 @app.command()
@@ -269,12 +248,6 @@ def say_what_was_left(folder: RunFolder, shipper: Shipper | None) -> None:
             f"platform's machine: python manage.py ingest {folder.path}",
             error=True,
         )
-
-
-def say(message: str, *, error: bool = False) -> None:
-    """A line for whoever reads; that nobody does any more (a launcher that died) changes nothing for the run."""
-    with contextlib.suppress(OSError):
-        typer.secho(message, err=error, fg="red" if error else None)
 
 
 async def attempt(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.contract.job import Lora, Model, TinyModel
+from engine.contract.models import Model, TinyModel
+from engine.contract.stages import Lora
 
 QK_NORM = {"qwen3": True, "llama": False}
 """The families, and whether their attention normalises each head's queries and keys."""

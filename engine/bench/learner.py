@@ -24,7 +24,8 @@ from engine.bench.padded_loop import LoopSettings, PaddedLoop
 from engine.bench.plan import plan_learner
 from engine.bench.random_model import make_random_model
 from engine.bench.stopwatch import Seconds, matrix_rate, timed
-from engine.contract.job import LearnerResources, RlStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import RlStage
 from engine.learner.base import Sample
 from engine.learner.deepspeed_learner import DeepSpeedLearner
 from engine.learner.packing import pack_batch

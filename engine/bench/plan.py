@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from engine.bench.architecture import Architecture
-from engine.contract.job import EvalStage, LearnerResources, Recipe, RlStage, RolloutResources, TrainedStage
+from engine.contract.job import Recipe
+from engine.contract.resources import LearnerResources, RolloutResources
+from engine.contract.stages import EvalStage, RlStage, TrainedStage
 from engine.environment import GPU_DEVICES
 from engine.learner.optim import Optim, bucket_places
 

@@ -35,6 +35,9 @@ class ShippedTrajectory(Strict):
     stop_reason: StopReason
     first_version: int
     last_version: int
+    policy_steps: tuple[tuple[int, int], ...] = Field(
+        default=(), description="(first position, weight version), where a rollout was sampled by more than one."
+    )
     answer: str | None
     verdict: str | None
     reward: float | None

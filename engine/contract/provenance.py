@@ -11,7 +11,9 @@ from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
-from engine.contract.job import EvalStage, FileProblems, JobSpec, Provenance, Recipe, RecipeError, RlStage
+from engine.contract.job import JobSpec, Provenance, Recipe, RecipeError
+from engine.contract.problems import FileProblems
+from engine.contract.stages import EvalStage, RlStage
 
 SOURCES = Path(__file__).parents[2]
 PACKAGES = ("engine", "sandbox")

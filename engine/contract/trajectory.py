@@ -75,6 +75,10 @@ class Trajectory(Strict):
     stop_reason: StopReason
     first_version: int = Field(default=0, description="Policy step (weight version) at the first token.")
     last_version: int = Field(default=0, description="Policy step (weight version) at the last token.")
+    policy_steps: tuple[tuple[int, int], ...] = Field(
+        default=(),
+        description="(first position in `ids`, weight version) of each policy step that sampled; empty if one did.",
+    )
     answer: str | None = None
     verdict: str | None = Field(default=None, description="Grader's verdict, also when the rollout was cut.")
     reward: float | None = None

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from engine.contract.job import PlantedErrors
+from engine.contract.stages import PlantedErrors
 from engine.data.arithmetic import ArithmeticProblem
 from engine.data.protocol import answer, call_json
 from engine.data.render import Message

@@ -2,7 +2,7 @@
 
 A variant is one small file plus one line in ``DOWNSAMPLERS``. The names are the ``kind`` of a recipe's
 ``[downsampling]`` table; its other fields are the class's arguments, each with a default that gives its type.
-Leaves out the recipe's own checks (``engine.contract.job``).
+Leaves out the recipe's own checks (``engine.contract.stages``).
 """
 
 import inspect

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.contract.job import Lora
+from engine.contract.stages import Lora
 
 SEED = 0
 """A's first values are the same on every rank: under ZeRO-3 nothing else would make them so."""

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.contract.job import LearnerResources, RlStage, SftStage, TrainedStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import RlStage, SftStage, TrainedStage
 from engine.learner import distributed
 from engine.learner.base import Sample, Saving, TransferGroup, UpdateResult, WeightSpec
 from engine.learner.checkpoint import safetensors_errors_as_os_errors

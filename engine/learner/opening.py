@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from engine.contract.base import Strict
-from engine.contract.job import LearnerResources, RlStage, SftStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import RlStage, SftStage
 from engine.learner.base import Learner
 from engine.learner.ranks import RankedLearner
 

@@ -17,7 +17,8 @@ Muon leaves offload aside. Leaves out schedules (``schedule.py``): a learner is 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.contract.job import LearnerResources, TrainedStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import TrainedStage
 
 MOMENTUM = 0.95
 """Muon's, as in its first publication and in DeepSpeed."""

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.contract.job import Lora
+from engine.contract.stages import Lora
 from engine.learner.adapters import add_adapters, served_weights
 from engine.learner.attention import IMPLEMENTATION, Segments
 from engine.learner.base import WeightSpec

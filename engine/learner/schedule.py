@@ -5,7 +5,7 @@ A function of the step alone, so that a resumed stage needs no state for it. Lea
 
 import math
 
-from engine.contract.job import TrainedStage
+from engine.contract.stages import TrainedStage
 
 
 def rate_factor(stage: TrainedStage, step: int) -> float:

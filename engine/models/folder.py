@@ -6,7 +6,7 @@ A folder holds config.json, model.safetensors and a tokenizer, as transformers a
 import shutil
 from pathlib import Path
 
-from engine.contract.job import Model, TinyModel
+from engine.contract.models import Model, TinyModel
 from engine.learner.checkpoint import atomic_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")

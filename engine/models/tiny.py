@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.contract.job import ArithmeticProblems, PlantedErrors, TinyModel
+from engine.contract.models import TinyModel
+from engine.contract.problems import ArithmeticProblems
+from engine.contract.stages import PlantedErrors
 from engine.data.arithmetic import make_problems
 from engine.data.protocol import CONTROL_TOKENS, END, PAD, SYSTEM
 from engine.data.sft_trajectories import sample_texts

@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.objective.ratio import require_same_shape
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.objective.base import LossTerms, Tokens
 from engine.objective.importance import truncated_weights
 from engine.objective.kl import k3, kl_penalty

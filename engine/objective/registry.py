@@ -6,7 +6,7 @@ import this: contracts know no torch. A test keeps the two equal.
 
 from collections.abc import Mapping
 
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.objective.base import Objective
 from engine.objective.cispo import Cispo
 from engine.objective.grpo import Grpo

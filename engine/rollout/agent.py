@@ -12,36 +12,36 @@ Rules that the paper leaves open, each held by a test:
   ends as ``max_turns``.
 * **An end mark that was not sampled** (an engine that strips it) is appended with mask 0 in front of tool
   responses.
-* **One policy.** All turns are sampled by one weight version. Should new weights come between two turns, the
-  attempt is spoiled by us.
-* **A tool's own exception** is an answer: status ``error``, with its type and message.
+* **Chunks.** A turn may be sampled ``chunk_tokens`` at a time, each request going on from the ids so far
+  (ADR 15). Between two chunks, and between two turns, a rollout can be halted and gone on with later. One whose
+  tools keep something for it (a session) is not halted, since it would lose that: it ends as if nobody had asked.
+* **One policy.** All that is sampled between a start, or a going on, and the next halt is of one weight version.
+  Should new weights come in between, the attempt is spoiled by us. Which version sampled what is on record.
 * **We failed** is an exception, never an answer: ``SandboxUnavailable``, ``EngineUnavailable``, for a generation
   that was aborted ``RolloutAborted``, for turns of two versions ``MixedVersions``. Nothing of such an attempt
   survives, so a late reply has nowhere to go.
 
-Leaves out where rollouts run and when they are tried again (``pool.py``), parsing (``toolcalls.py``), what tools do
-(``tools``) and rewards.
+Leaves out where rollouts run and when they are tried again (``pool.py``), reading and running calls (``toolcalls.py``,
+``calls.py``), what tools do (``tools``) and rewards.
 """
 
 import asyncio
-import json
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from engine.contract.base import visible
-from engine.contract.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
+from engine.contract.trajectory import StopReason, ToolCallRecord, Trajectory
 from engine.rollout.base import EngineUnavailable, FinishReason, GenerateRequest, Generation
-from engine.rollout.toolcalls import CallError, ToolCall, parse_tool_calls, truncate_middle
-from engine.rollout.tools.base import RolloutScope, Sandbox, Tool, ToolContext, ToolOutcome
-from sandbox.contract import ExecStatus, Limits, RequestRefused, SandboxUnavailable
+from engine.rollout.calls import read_calls, run_calls
+from engine.rollout.listening import Listener, Unheard
+from engine.rollout.response import Begun, Response
+from engine.rollout.tools.base import RolloutScope, Sandbox, Tool, ToolContext
+from sandbox.contract import Limits
 
-PARSE_ERROR = "parse_error"
-
-_ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
+AT_ONCE_CHARS = 16_384
+"""Text that is read or rendered on the event loop: milliseconds, whatever is in it."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -53,6 +53,14 @@ class RolloutAborted(EngineUnavailable):
 
 class MixedVersions(EngineUnavailable):
     """New weights came between two turns: such a rollout is of no policy, to be done again."""
+
+
+class Halted(Exception):
+    """The rollout was asked to halt and can be gone on with: no failure."""
+
+    def __init__(self, begun: Begun) -> None:
+        super().__init__(f"halted after {len(begun.ids)} tokens")
+        self.begun = begun
 
 
 class TurnRenderer(Protocol):
@@ -72,7 +80,10 @@ Generate = Callable[[GenerateRequest], Awaitable[Generation]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """One rollout to do: which, of what, and how hot. ``temperature`` 0 is greedy."""
+    """One rollout to do: which, of what, and how hot. ``temperature`` 0 is greedy.
+
+    ``prompt_ids`` is its prompt if given; otherwise ``problem`` is rendered.
+    """
 
     stage: str
     step: int
@@ -83,11 +94,15 @@ class RolloutTask:
     gold: str
     temperature: float = 1.0
     u: float = 1.0
+    prompt_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """How long a rollout may get and what its tool calls may use. Tokens, turns, calls, characters."""
+    """How long a rollout may get and what its tool calls may use. Tokens, turns, calls, characters.
+
+    ``chunk_tokens`` are sampled at a time; None is a whole turn.
+    """
 
     context_tokens: int
     max_response_tokens: int
@@ -95,39 +110,7 @@ class TurnLimits:
     max_calls_per_turn: int
     tool_response_chars: int
     sandbox: Limits = field(default_factory=Limits)
-
-
-@dataclass(slots=True)
-class _Response:
-    """The response as it grows: three columns of equal length and the turns that point into them."""
-
-    ids: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def add_assistant(self, made: Generation, text: str, calls: Sequence[ToolCallRecord]) -> None:
-        start = len(self.ids)
-        self.ids += made.ids
-        self.logprobs += made.logprobs
-        self.sampled += [True] * len(made.ids)
-        self.versions.append(made.version)
-        self.turns.append(
-            Turn(role="assistant", start=start, end=len(self.ids), text=visible(text), calls=tuple(calls))
-        )
-
-    def add_tool(self, ids: Sequence[int], text: str) -> None:
-        start = len(self.ids)
-        self.ids += ids
-        self.logprobs += [0.0] * len(ids)
-        self.sampled += [False] * len(ids)
-        self.turns.append(Turn(role="tool", start=start, end=len(self.ids), text=text))
-
-    def stop_reason(self) -> StopReason:
-        """Of a rollout whose last turn made no call."""
-        text = "\n".join(turn.text for turn in self.turns if turn.role == "assistant")
-        return StopReason.answered if _ANSWER.search(text) else StopReason.no_answer
+    chunk_tokens: int | None = None
 
 
 async def run_rollout(
@@ -138,168 +121,182 @@ async def run_rollout(
     renderer: TurnRenderer,
     tools: Sequence[Tool],
     limits: TurnLimits,
+    listen: Listener | None = None,
+    stop: asyncio.Event | None = None,
+    begun: Begun | None = None,
 ) -> Trajectory:
-    """One rollout from its prompt to its stop reason; reward and everything after it are left unset."""
-    began = time.monotonic()
+    """One rollout from its prompt, or from where it was halted, to its stop reason; rewards are left unset.
+
+    ``listen`` is told what happens. Once ``stop`` is set the rollout halts where it can: raises ``Halted`` with what to
+    give as ``begun`` to go on.
+    """
     async with RolloutScope() as scope:
-        context = ToolContext(sandbox, limits.sandbox, scope)
-        loop = _Loop(task, generate, renderer, tools, context, limits, tuple(renderer.prompt(task.problem)))
-        stop = await loop.converse()
-    response = loop.response
-    return Trajectory(
-        stage=task.stage,
-        step=task.step,
-        group=task.group,
-        replica=task.replica,
-        problem_id=task.problem_id,
-        problem=task.problem,
-        gold=task.gold,
-        prompt_ids=loop.prompt,
-        ids=tuple(response.ids),
-        sampled=tuple(response.sampled),
-        logprobs=tuple(response.logprobs),
-        turns=tuple(response.turns),
-        stop_reason=stop,
-        first_version=response.versions[0] if response.versions else 0,
-        last_version=response.versions[-1] if response.versions else 0,
-        u=task.u,
-        seconds=time.monotonic() - began,
-    )
+        loop = _Loop(
+            task=task,
+            begun=begun or Begun(tuple(renderer.prompt(task.problem) if task.prompt_ids is None else task.prompt_ids)),
+            generate=generate,
+            renderer=renderer,
+            tools=tools,
+            context=ToolContext(sandbox, limits.sandbox, scope),
+            limits=limits,
+            listen=listen or Unheard(),
+            stop=stop or asyncio.Event(),
+        )
+        ended = await loop.converse()
+    return loop.trajectory(ended)
 
 
 @dataclass(slots=True)
 class _Loop:
-    """One rollout under way."""
+    """One rollout under way, from ``begun`` on."""
 
     task: RolloutTask
+    begun: Begun
     generate: Generate
     renderer: TurnRenderer
     tools: Sequence[Tool]
     context: ToolContext
     limits: TurnLimits
-    prompt: tuple[int, ...]
-    response: _Response = field(default_factory=_Response)
+    listen: Listener
+    stop: asyncio.Event
+    response: Response = field(init=False)
+    version: int | None = None
+    """Of the weights that sample since ``begun``."""
+    began_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.response = Response.of(self.begun)
 
     @property
-    def budget(self) -> int:
-        return min(self.limits.max_response_tokens, self.limits.context_tokens - len(self.prompt))
+    def prompt(self) -> tuple[int, ...]:
+        return self.begun.prompt_ids
 
     @property
     def left(self) -> int:
-        return self.budget - len(self.response.ids)
+        budget = min(self.limits.max_response_tokens, self.limits.context_tokens - len(self.prompt))
+        return budget - len(self.response.ids)
+
+    @property
+    def seconds(self) -> float:
+        return self.begun.seconds + time.monotonic() - self.began_at
 
     async def converse(self) -> StopReason:
         """Take turns until a rule ends the rollout."""
         if self.left <= 0:
             _log.info("group %s: a prompt of %d tokens leaves no room", self.task.group, len(self.prompt))
         while self.left > 0:
-            made = await self._sample()
-            text = _turn_text(made, self.renderer)
-            if made.finish is FinishReason.length:
-                self.response.add_assistant(made, text, ())
+            whole = await self._sample_turn()
+            text = self._turn_text()
+            if not whole:
+                self.response.close_turn(text, ())
                 break
-            calls = await answer_calls(text, tools=self.tools, context=self.context, limits=self.limits)
-            self.response.add_assistant(made, text, calls)
+            calls = await self._answer(text)
+            self.response.close_turn(text, calls)
             if not calls:
-                return self.response.stop_reason()
-            if len(self.response.versions) == self.limits.max_turns:
+                return self._stop_reason()
+            if self.response.assistant_turns == self.limits.max_turns:
                 return StopReason.max_turns
-            replies = [call.response for call in calls]
-            tool_ids = _tool_ids(made, replies, self.renderer)
-            if len(tool_ids) >= self.left:
+            if not await self._append([call.response for call in calls]):
                 break
-            self.response.add_tool(tool_ids, "\n".join(replies))
         return StopReason.length
 
-    async def _sample(self) -> Generation:
-        """One turn. Raises if the engine gave it up or did not do what was asked."""
+    async def _sample_turn(self) -> bool:
+        """Sample a turn to its end, or go on with a halted one; whether the policy itself ended it."""
+        while True:
+            self._halt_if_asked()
+            most = min(self.left, self.limits.chunk_tokens or self.left)
+            made = await self._sample(most)
+            self.response.add_sampled(made)
+            self.listen.sampled(made.ids)
+            if made.finish is FinishReason.stop:
+                return True
+            if len(made.ids) < most or self.left == 0:
+                return False
+
+    def _halt_if_asked(self) -> None:
+        if self.stop.is_set() and not self.context.scope.keeps:
+            raise Halted(self.response.halted(self.prompt, self.seconds))
+
+    async def _sample(self, most: int) -> Generation:
+        """At most ``most`` tokens. Raises if the engine gave them up or did not do what was asked."""
         request = GenerateRequest(
             prompt_ids=[*self.prompt, *self.response.ids],
-            max_tokens=self.left,
+            max_tokens=most,
             temperature=self.task.temperature,
             stop_token_ids=(self.renderer.end_id,),
             replica=self.task.replica,
+            turn_tokens=len(self.response.ids) - self.response.turn_start,
         )
         made = await self.generate(request)
         if made.finish is FinishReason.abort:
             raise RolloutAborted(f"generation aborted after {len(made.ids)} tokens")
-        if len(made.ids) != len(made.logprobs) or len(made.ids) > self.left:
-            got = f"{len(made.ids)} with {len(made.logprobs)} log-probabilities"
-            raise EngineUnavailable(f"asked for at most {self.left} tokens, got {got}")
-        first = self.response.versions[0] if self.response.versions else made.version
-        if made.version != first:
-            raise MixedVersions(f"turns sampled by weight versions {first} and {made.version}")
+        told = len(made.ids) if made.logprobs is None else len(made.logprobs)
+        if len(made.ids) != told or len(made.ids) > most:
+            got = f"{len(made.ids)} with {told} log-probabilities"
+            raise EngineUnavailable(f"asked for at most {most} tokens, got {got}")
+        if self.version is None:
+            self.version = made.version
+        if made.version != self.version:
+            raise MixedVersions(f"turns sampled by weight versions {self.version} and {made.version}")
         return made
 
+    async def _answer(self, text: str) -> tuple[ToolCallRecord, ...]:
+        """What a whole turn asked of its tools, and what they answered."""
+        calls = await _aside(len(text), lambda: read_calls(text, self.tools, self.limits))
+        if not calls:
+            return ()
+        self.listen.called(calls)
+        records = await run_calls(calls, tools=self.tools, context=self.context, limits=self.limits)
+        self.listen.answered(records)
+        return records
 
-def _turn_text(made: Generation, renderer: TurnRenderer) -> str:
-    """What the model wrote, without the end mark."""
-    ended = bool(made.ids) and made.ids[-1] == renderer.end_id
-    return renderer.decode(made.ids[:-1] if ended else made.ids)
+    async def _append(self, replies: Sequence[str]) -> bool:
+        """Append the tools' responses; whether there is room for them and for more."""
+        if len(replies) >= self.left:  # none is without a token: not even rendered
+            return False
+        rendered = await _aside(sum(map(len, replies)), lambda: self.renderer.tool_turn(replies))
+        end = self.renderer.end_id
+        tool_ids = [*([] if self.response.ids[-1:] == [end] else [end]), *rendered]
+        if len(tool_ids) >= self.left:
+            return False
+        self.response.add_tool(tool_ids, "\n".join(replies))
+        return True
 
+    def _turn_text(self) -> str:
+        """What the model wrote in the open turn, without the end mark."""
+        ids = self.response.open_ids
+        return self.renderer.decode(ids[:-1] if ids[-1:] == [self.renderer.end_id] else ids)
 
-def _tool_ids(made: Generation, replies: Sequence[str], renderer: TurnRenderer) -> list[int]:
-    """What follows the turn; starts with the end mark if the engine kept it to itself."""
-    ended = bool(made.ids) and made.ids[-1] == renderer.end_id
-    return [*([] if ended else [renderer.end_id]), *renderer.tool_turn(replies)]
+    def _stop_reason(self) -> StopReason:
+        """Of a rollout whose last turn made no call."""
+        text = self.response.sampled_text
+        answered = 0 <= text.find("<answer>") < text.rfind("</answer>")
+        return StopReason.answered if answered else StopReason.no_answer
 
-
-async def answer_calls(
-    text: str, *, tools: Sequence[Tool], context: ToolContext, limits: TurnLimits
-) -> tuple[ToolCallRecord, ...]:
-    """Run every call of one finished assistant turn at the same time; records in the order of the calls."""
-    by_name = {tool.spec.name: tool for tool in tools}
-    specs = [tool.spec for tool in tools]
-    calls = parse_tool_calls(text, specs, finish_reason="stop", max_calls=limits.max_calls_per_turn)
-    return tuple(await _all_or_none([_record(call, by_name, context, limits) for call in calls]))
-
-
-async def _all_or_none(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Results in order; when one fails or we are cancelled the others are stopped before it is passed on."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _record(
-    call: ToolCall | CallError, tools: Mapping[str, Tool], context: ToolContext, limits: TurnLimits
-) -> ToolCallRecord:
-    if isinstance(call, CallError):
-        return ToolCallRecord(name="", status=PARSE_ERROR, response=_fit(call.text, limits))
-    came = await _answer(call, tools[call.name], context)
-    return ToolCallRecord(
-        name=call.name,
-        arguments={name: visible(_as_text(value)) for name, value in call.arguments.items()},
-        status=came.status,
-        response=_fit(came.response, limits),
-        error_type=came.error_type,
-        queued_s=came.queued_s,
-        wall_s=came.wall_s,
-    )
-
-
-async def _answer(call: ToolCall, tool: Tool, context: ToolContext) -> ToolOutcome:
-    """What the tool answers. What it raises is an answer too, unless it says that the sandbox failed or refuses us."""
-    try:
-        came = await tool.call(call.arguments, context)
-        if not isinstance(came, ToolOutcome):  # a user's tool is not held by our type checker
-            raise TypeError(f"the tool answered {type(came).__name__}, expected ToolOutcome")
-    except (SandboxUnavailable, RequestRefused):
-        raise
-    except Exception as error:
-        _log.info("tool %s raised", call.name, exc_info=error)
-        said = f"Tool error: {type(error).__name__}: {error}"
-        return ToolOutcome(said, ExecStatus.ERROR, error_type=type(error).__name__)
-    return came
+    def trajectory(self, ended: StopReason) -> Trajectory:
+        task, response, steps = self.task, self.response, self.response.policy_steps
+        return Trajectory(
+            stage=task.stage,
+            step=task.step,
+            group=task.group,
+            replica=task.replica,
+            problem_id=task.problem_id,
+            problem=task.problem,
+            gold=task.gold,
+            prompt_ids=self.prompt,
+            ids=tuple(response.ids),
+            sampled=tuple(response.sampled),
+            logprobs=tuple(response.logprobs),
+            turns=tuple(response.turns),
+            stop_reason=ended,
+            first_version=steps[0][1] if steps else 0,
+            last_version=steps[-1][1] if steps else 0,
+            policy_steps=tuple(steps) if len(steps) > 1 else (),
+            u=task.u,
+            seconds=self.seconds,
+        )
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _fit(text: str, limits: TurnLimits) -> str:
-    return truncate_middle(visible(text), limits.tool_response_chars)
+async def _aside(chars: int, work: Callable[[], _T]) -> _T:
+    """The result of work on so many characters; on many of them a thread does it, so that nobody else waits."""
+    return work() if chars <= AT_ONCE_CHARS else await asyncio.to_thread(work)

@@ -1,8 +1,8 @@
 """The seam between rollouts and whatever samples tokens: ids in, ids and log-probabilities out.
 
-Every engine is a process of its own behind this protocol (vLLM) or an honest in-memory twin (scripted);
-both sit the same exam, ``tests/engine/rollout``. Leaves out the turn loop (``agent.py``), admission
-(``scheduler.py``) and how weights get here (``engine.weights``).
+Every engine is a process of its own (vLLM), a server that somebody else started (SGLang, OpenAI-compatible) or an
+honest in-memory twin (scripted); all sit the same exam, ``tests/engine/rollout/test_exam.py``. Leaves out the turn
+loop (``agent.py``), admission (``scheduling``), restarts (``pool.py``) and how weights get here (``engine.weights``).
 """
 
 import asyncio
@@ -29,10 +29,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One turn to sample. ``temperature`` 0 is greedy; there is no per-request seed (it kills vLLM on CPU).
+    """One turn to sample, or what is left of one. ``temperature`` 0 is greedy; no seed (it kills vLLM on CPU).
 
-    ``replica`` tells the rollouts of a group apart for the deterministic twin, so that what it samples does
-    not depend on the order in which requests arrive; a real engine ignores it.
+    The last two are for the deterministic twin, so that what it samples does not depend on the order in which
+    requests arrive nor on how a turn is cut into pieces; a real engine ignores them. ``replica`` tells the rollouts
+    of a group apart; ``turn_tokens`` says how many of the last prompt ids this turn has already.
     """
 
     prompt_ids: Sequence[int]
@@ -40,6 +41,16 @@ class GenerateRequest:
     temperature: float
     stop_token_ids: tuple[int, ...]
     replica: int = 0
+    turn_tokens: int = 0
+
+
+def check_fits(request: GenerateRequest, max_model_tokens: int) -> None:
+    """A request that overruns the context is its caller's mistake (``ValueError``) and is never sent."""
+    prompt, more = len(request.prompt_ids), request.max_tokens
+    if not prompt or more < 1:
+        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: nothing to do")
+    if prompt + more > max_model_tokens:
+        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: over the context of {max_model_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +58,11 @@ class Generation:
     """Sampled ids with one log-probability each, the stop token included when it was sampled.
 
     ``version`` is the weight version that sampled them. Log-probabilities are processed ones (after
-    temperature).
+    temperature); None from an engine that does not tell them, and then good for evaluation only.
     """
 
     ids: list[int]
-    logprobs: list[float]
+    logprobs: list[float] | None
     finish: FinishReason
     version: int
 
@@ -120,16 +131,23 @@ class RolloutEngine(Protocol):
     """What samples. All methods raise ``EngineUnavailable`` when the engine itself fails."""
 
     name: str
+    takes_weights: bool
+    """Whether it can serve other weights than those it started with (version 0)."""
+    tells_logprobs: bool
+    """Whether its generations have log-probabilities. Known after ``start``; without them nothing can be trained."""
 
     def receiver(self) -> WeightReceiver | None:
-        """Its end of a weight transfer; None if it can take weights from folders only."""
+        """Its end of a weight transfer; None if it takes weights from folders only, or none at all."""
         ...
 
     async def start(self) -> None:
-        """Become ready to generate; may take a minute."""
+        """Become ready to generate, with version 0; may take a minute."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Safe to call many times concurrently."""
+        """Sample one turn. Safe to call many times concurrently; cancelling it ends the work in the engine too.
+
+        ``ValueError`` if what is asked can never be done: over the context, or refused by the server as wrong.
+        """
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
@@ -145,7 +163,11 @@ class RolloutEngine(Protocol):
     async def capacity(self) -> EngineCapacity: ...
 
     async def metrics(self) -> dict[str, float]:
-        """Load figures by name: running, waiting, kv_usage, preemptions, generated_tokens."""
+        """Load figures by name; empty from an engine that cannot say. Counters are since its start.
+
+        running, waiting, preemptions: requests. kv_usage: share of the KV cache that live requests hold.
+        generated_tokens. Where known: prefix_queries and prefix_hits, prompt tokens asked for and found in the cache.
+        """
         ...
 
     async def close(self) -> None:

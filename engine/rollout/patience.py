@@ -7,17 +7,23 @@ is known by its number. So what a rollout has sampled so far stays of use. Three
   rollout is the pool's to retry (``pool.py``).
 * A sandbox that is busy is no failure: a call waits for as long as others are answered.
 * A session that is lost is lost: its rollout begins anew.
+
+Opening one waits in the same way.
 """
 
 import asyncio
 import logging
 import math
+import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 from engine.rollout.tools.base import Sandbox
+from sandbox.client import local_sandbox, sandbox_at
 from sandbox.contract import ExecRequest, ExecResult, SandboxBusy, SandboxStatus, SandboxUnavailable, SessionLost
+from sandbox.places import TOKEN_VARIABLE
 
 PATIENCE_S = 30.0
 """Seconds that an outage may last before rollouts are lost to it."""
@@ -93,3 +99,18 @@ class PatientExecutor:
             return max(began, self._answered_at) + self._patience_s
         others_are_answered = self._answered_at > began
         return AT_ONCE if failures >= TRIES and others_are_answered else began + self._patience_s
+
+
+@asynccontextmanager
+async def open_sandbox(url: str | None, *, slots: int, patience_s: float = PATIENCE_S) -> AsyncIterator[Sandbox]:
+    """The sandbox at a URL, or a private node of so many slots; calls outlast a node that is restarted."""
+    async with AsyncExitStack() as stack:
+        if url is None:
+            client = await stack.enter_async_context(local_sandbox(slots=slots))
+        else:
+            token = os.environ.get(TOKEN_VARIABLE)
+            client = await patiently(
+                lambda: stack.enter_async_context(sandbox_at(url, token)),
+                lambda error, failures, began: began + patience_s,
+            )
+        yield PatientExecutor(client, patience_s)

@@ -1,50 +1,36 @@
-"""Many rollouts over many engines: one queue, places by the admission policy, engines that may die.
+"""Many rollouts over many engines that may die: one queue, places by the scheduler, no barrier between rollouts.
 
-* One first-in-first-out queue for all engines, refilled the moment a place is free; no barrier between
-  rollouts.
-* A rollout stays on the engine that it was given, so that its later turns find their prefix in that
-  engine's cache.
-* A rollout that our own failure spoiled (engine, sandbox, aborted generation) goes back to the head of the
-  queue; one spoiled more than ``retries`` times is left out with its reason, never scored.
-* An engine that fails and then does not answer a question about itself either is dead: its rollouts are
-  taken away at once, it is restarted in the background and serves again only with the present weights.
-* Which weights an engine has is what it reports, asked after every push. A broadcast may leave some without
-  them: those that have the old ones get the new ones from a folder, those that are neither are restarted.
-* The present weights' folder is asked for the moment an engine is lost, not when it is back: whoever writes
-  it does so in the order of asking, and has other weights later.
+* A rollout that our own failure spoiled (its sandbox, an aborted generation, engines that failed it too often) begins
+  again at the head of the queue; one spoiled more than ``retries`` times is left out with its reason, never scored.
+* When an engine dies, the rollouts there keep the turns that they have (``place.py``); it is restarted (``fleet.py``).
 * With every engine dead and not to be restarted, whoever waits gets ``EngineUnavailable``.
 
-Leaves out what one rollout does (``agent.py``), how many fit (``scheduler.py``) and how weights travel
+Leaves out what one rollout does (``agent.py``), who gets a place when (``scheduling``) and how weights travel
 (``engine.weights``).
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from engine.rollout.base import EngineUnavailable, RolloutEngine, Weights
-from engine.rollout.scheduler import AdmissionPolicy, KvCap, Reservation
+from engine.contract.resources import GrowthScheduler
+from engine.rollout.base import EngineCapacity, EngineUnavailable, RolloutEngine, Weights
+from engine.rollout.fleet import Fleet, Send, stop
+from engine.rollout.place import Desk, NoEngineLeft, Place
+from engine.rollout.scheduling.base import EngineStats, Size
+from engine.rollout.scheduling.lengths import LengthModel
+from engine.rollout.scheduling.registry import make_scheduler
+from engine.rollout.scheduling.scheduler import Scheduler
 from sandbox.contract import SandboxUnavailable
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-START_TRIES = 2
-"""Starts in a row that a dead engine gets: what fails twice is not mended by a third."""
-
-PROBE_S = 10.0
-"""Seconds a suspected engine may take to answer. With ``GRACE_S`` and closing it stays under 30."""
-
-GRACE_S = 10.0
-"""Seconds beyond the start time-out after which a restart is given up."""
-
-Send = Callable[[Sequence[RolloutEngine]], Awaitable[Collection[str]]]
-"""Gives new weights to engines and returns the names of those that took them; of the others nothing is known."""
+FIGURE_S = 2.0
+"""Seconds that an engine may take to give its figures for the record; a step does not wait longer for them."""
 
 _SPOILED = (EngineUnavailable, SandboxUnavailable)
 
@@ -60,28 +46,28 @@ class Failed:
 
 @dataclass(slots=True)
 class _Job(Generic[TaskT, ResultT]):
-    """One task in the queue or on an engine."""
+    """One rollout, from the queue to its result."""
 
     task: TaskT
-    one: Callable[[TaskT, RolloutEngine], Awaitable[ResultT]]
-    max_tokens: int
+    one: Callable[[TaskT, Place], Awaitable[ResultT]]
+    size: Size
+    retries: int
     result: asyncio.Future[ResultT | Failed]
+    number: int = -1
     spoiled: int = 0
+    place: Place | None = None
     attempt: asyncio.Task[None] | None = None
+    over: bool = False
+    """Whether the scheduler has heard the last of it."""
 
+    def spoil(self) -> bool:
+        """Count a failure of ours; whether it may be tried again."""
+        self.spoiled += 1
+        return self.spoiled <= self.retries
 
-@dataclass(slots=True)
-class _Member:
-    """One engine and what the pool knows of it. ``serving`` is off while it is dead or starting."""
-
-    engine: RolloutEngine
-    max_model_tokens: int = 0
-    version: int | None = None
-    serving: bool = False
-    fault: str = ""
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-    care: asyncio.Task[None] | None = None
-    push: asyncio.Lock = field(default_factory=asyncio.Lock)
+    @property
+    def response_tokens(self) -> int:
+        return self.place.response_tokens if self.place else self.size.response_tokens
 
 
 class EnginePool:
@@ -91,54 +77,51 @@ class EnginePool:
         self,
         engines: Sequence[RolloutEngine],
         *,
-        admission: AdmissionPolicy | None = None,
-        max_running: int = 256,
+        scheduler: Scheduler | None = None,
         retries: int = 2,
         start_timeout_s: float = 300.0,
     ) -> None:
-        names = [engine.name for engine in engines]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"a pool wants engines with names of their own, got {names}")
-        self.restarts = 0
-        self._admission = admission or KvCap(max_running)
+        self.scheduler = scheduler or make_scheduler(GrowthScheduler(), max_running=256, lengths=LengthModel())
         self._retries = retries
-        self._start_timeout_s = start_timeout_s
-        self._members = {engine.name: _Member(engine) for engine in engines}
-        self._queue: deque[_Job[Any, Any]] = deque()
-        self._weights: Weights | None = None
-        self._settled = asyncio.Event()
+        self._fleet = Fleet(engines, self, start_timeout_s=start_timeout_s)
+        self._desk = Desk(self.scheduler, lambda: self._fleet.hopeless)
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were started again, ever."""
+        return self._fleet.restarts
 
     async def start(self) -> None:
         """Start all engines at the same time. Raises, and leaves none, if one does not come up."""
-        starts = [asyncio.ensure_future(self._bring_up(member)) for member in self._members.values()]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            await _stop(starts)
-            await self.close()
-            raise
+        await self._fleet.start()
+
+    async def close(self) -> None:
+        """Stop restarting, close every engine, and tell whoever still waits."""
+        await self._fleet.close()
+        self._desk.give()
 
     async def run(
         self,
         tasks: Sequence[TaskT],
-        one: Callable[[TaskT, RolloutEngine], Awaitable[ResultT]],
+        one: Callable[[TaskT, Place], Awaitable[ResultT]],
         *,
-        max_tokens: int | None = None,
+        size: Callable[[TaskT], Size],
     ) -> list[ResultT | Failed]:
-        """Results in the order of ``tasks``; ``max_tokens`` is the longest that prompt and response get.
+        """Results in the order of ``tasks``; ``size`` is what is known of a rollout before it runs.
 
         Raises ``EngineUnavailable`` when no engine is left, ``NeverFits`` when none could hold a rollout,
         and whatever ``one`` raises that is not our infrastructure's failure. Nothing runs on after it
         returns or raises.
         """
-        length = max_tokens or self.max_model_tokens
         loop = asyncio.get_running_loop()
-        jobs = [_Job(task, one, length, loop.create_future()) for task in tasks]
-        self._queue.extend(jobs)
-        self._dispatch()
+        jobs = [_Job(task, one, size(task), self._retries, loop.create_future()) for task in tasks]
         try:
-            results: list[ResultT | Failed] = await asyncio.gather(*(job.result for job in jobs))
-            return results
+            with self._fleet.watched():
+                for job in jobs:
+                    self._submit(job)
+                self._desk.give()
+                results: list[ResultT | Failed] = await asyncio.gather(*(job.result for job in jobs))
+                return results
         finally:
             await self._withdraw(jobs)
 
@@ -158,236 +141,136 @@ class EnginePool:
 
         Raises ``EngineUnavailable`` when no engine is left, and what the writing of the folder raises.
         """
-        self._weights = weights
-        if send is not None:
-            await self._send(weights, send)
-        await asyncio.gather(*(self._push_or_lose(member) for member in self._serving()))
-        if any(member.care for member in self._members.values()):
-            await weights.folder()
-        while not self._serving():
-            self._raise_if_all_lost()
-            self._settled.clear()
-            await self._settled.wait()
+        await self._fleet.serve(weights, send)
 
-    def _serving(self) -> list[_Member]:
-        return [member for member in self._members.values() if member.serving]
+    async def load(self) -> dict[str, dict[str, float]]:
+        """Figures by engine: what it says of itself while it serves, and what the scheduler knows of it.
 
-    async def _send(self, weights: Weights, send: Send) -> None:
-        """Broadcast to the engines that live, then ask each what came of it."""
-        await asyncio.gather(*(self._report(member) for member in self._serving()))
-        members = self._serving()
-        async with AsyncExitStack() as pushes:
-            for member in members:
-                await pushes.enter_async_context(member.push)
-            took = await send([member.engine for member in members])
-            reports = await asyncio.gather(*(self._report(member) for member in members))
-        for member, report in zip(members, reports, strict=True):
-            if member.engine.name in took and report == weights.version:
-                member.version = weights.version
+        ``queued`` is of the whole pool. ``reprefilled_tokens`` are prompt tokens that the engine computed although it,
+        or another one, had done so before: after an eviction, a move or a death, and parts of cache blocks.
+        """
+        said = await self._fleet.metrics(FIGURE_S)
+        return {engine: self._figures(engine, said.get(engine, {})) for engine in self._fleet.names}
 
-    async def _report(self, member: _Member) -> int | None:
-        """The version that an engine reports; one that has none is lost."""
-        if not member.serving:
-            return None
+    def _figures(self, engine: str, said: dict[str, float]) -> dict[str, float]:
+        known = self.scheduler.figures(engine)
+        figures = {
+            **said,
+            "serving": float(self._fleet.service(engine) is not None),
+            "queued": float(self.scheduler.queued),
+            "in_flight": float(known.in_flight),
+            "in_tools": float(known.in_tools),
+            "held_tokens": float(known.held_tokens),
+            "expected_tokens": float(known.expected_tokens),
+            "capacity_tokens": float(known.capacity_tokens),
+            "moved": float(known.moved),
+        }
+        service = self._fleet.service(engine)
+        if service and "prefix_queries" in said and "prefix_hits" in said:
+            computed = said["prefix_queries"] - said["prefix_hits"]
+            figures["reprefilled_tokens"] = max(0.0, computed - service.new_tokens)
+        return figures
+
+    # --- what the engines' fleet tells ---
+
+    def opened(self, engine: str, capacity: EngineCapacity) -> None:
+        self.scheduler.open(engine, capacity)
+        self._desk.give()
+
+    def closed(self, engine: str) -> None:
+        self.scheduler.close(engine)
+
+    def heard(self, engine: str, metrics: dict[str, float]) -> None:
+        if metrics:  # a server that others run may tell nothing
+            self.scheduler.observe(engine, stats_of(metrics))
+            self._desk.give()
+
+    def settled(self) -> None:
+        self._desk.give()
+
+    # --- one rollout ---
+
+    def _submit(self, job: _Job[Any, Any]) -> None:
+        job.number, placed = self._desk.submit(job.size)
+        placed.add_done_callback(lambda placed: self._begin(job, placed))
+
+    def _begin(self, job: _Job[Any, Any], placed: "asyncio.Future[str]") -> None:
+        """A job has its place: attempt it there."""
+        error = placed.exception()
+        if job.over:
+            return
+        if error:
+            self._end(job, error)
+        elif not job.result.done():
+            job.place = Place(job.number, job.size, placed.result(), self._desk, self._fleet, job.spoil)
+            job.attempt = asyncio.create_task(self._attempt(job, job.place))
+            job.attempt.add_done_callback(lambda attempt: _pass_on(job, attempt))
+
+    async def _attempt(self, job: _Job[Any, Any], place: Place) -> None:
+        """Run a job once, and settle it or have it begin again."""
         try:
-            version = await member.engine.weight_version()
-        except EngineUnavailable as error:
-            self._lose(member, str(error))
-            return None
-        if version is None:
-            self._lose(member, "an update of its weights broke off")
-        return version
-
-    async def metrics(self) -> dict[str, dict[str, float]]:
-        """Load figures of every engine that serves, by name; one that fails to answer is left out."""
-        found: dict[str, dict[str, float]] = {}
-        for name, member in self._members.items():
-            if member.serving:
-                with suppress(EngineUnavailable):  # its rollouts notice too, and lead to its restart
-                    found[name] = await member.engine.metrics()
-        return found
-
-    async def close(self) -> None:
-        """Stop restarting, close every engine, and tell whoever still waits."""
-        await _stop([member.care for member in self._members.values() if member.care])
-        for member in self._members.values():
-            self._take_down(member, "the pool was closed")
-        await asyncio.gather(*(member.engine.close() for member in self._members.values()))
-        self._fail_queue("the pool was closed")
-
-    @property
-    def max_model_tokens(self) -> int:
-        """Longest prompt and response together that every engine can hold."""
-        return min((m.max_model_tokens for m in self._members.values() if m.max_model_tokens), default=1)
-
-    def _dispatch(self) -> None:
-        """Give places to the head of the queue while there are any."""
-        if self._all_lost():
-            self._fail_queue(self._faults())
-        while self._queue:
-            try:
-                place = self._admission.reserve(self._queue[0].max_tokens)
-            except Exception as error:  # the policy refuses this job for good; its caller is told
-                _set_exception(self._queue.popleft(), error)
-                continue
-            if place is None:
-                return
-            job = self._queue.popleft()
-            job.attempt = asyncio.ensure_future(self._attempt(job, place))
-
-    async def _attempt(self, job: _Job[Any, Any], place: Reservation) -> None:
-        """Run a job once on the engine of its place, and settle or requeue it."""
-        try:
-            await self._try(job, self._members[place.engine])
-        except Exception as error:  # a fault in the caller's code: passed on to whoever awaits the job
-            _set_exception(job, error)
-        finally:
-            self._admission.release(place)
-            self._dispatch()
-
-    async def _try(self, job: _Job[Any, Any], member: _Member) -> None:
-        try:
-            result = await _unless(member.lost, job.one(job.task, member.engine), lambda: member.fault)
+            result = await job.one(job.task, place)
+        except NoEngineLeft as error:
+            self._end(job, error)
         except _SPOILED as error:
-            await self._examine(member, error)
-            self._spoil(job, error)
+            self._begin_again(job, error)
+        except Exception as error:  # a fault in the caller's code: passed on to whoever awaits the job
+            self._end(job, error)
         else:
-            if not job.result.done():
-                job.result.set_result(result)
+            self._end(job, result)
+        self._desk.give()
 
-    def _spoil(self, job: _Job[Any, Any], error: Exception) -> None:
-        job.spoiled += 1
+    def _begin_again(self, job: _Job[Any, Any], error: Exception) -> None:
+        """From its first turn on, or leave it out."""
         reason = f"{type(error).__name__}: {error}"
         if job.result.done():
-            return
-        if job.spoiled > self._retries:
-            _log.warning("a rollout is left out after %d attempts: %s", job.spoiled, reason)
-            job.result.set_result(Failed(reason))
+            self._end(job, error)
+        elif job.spoil():
+            job.place = None
+            placed = self._desk.put_back(job.number, job.size.response_tokens)
+            placed.add_done_callback(lambda placed: self._begin(job, placed))
         else:
-            self._queue.appendleft(job)
+            _log.warning("a rollout is left out after %d failures of ours: %s", job.spoiled, reason)
+            self._end(job, Failed(reason))
+
+    def _end(self, job: _Job[Any, Any], outcome: object) -> None:
+        """Give the place back, and tell who awaits the job."""
+        job.over = True
+        place = job.place
+        if place is None or place.left or isinstance(outcome, BaseException | Failed):
+            self._desk.withdraw(job.number, job.response_tokens)
+        else:
+            self._desk.finish(job.number, place.response_tokens, cut=place.cut)
+        if job.result.done():
+            return
+        if isinstance(outcome, BaseException):
+            job.result.set_exception(outcome)
+        else:
+            job.result.set_result(outcome)
 
     async def _withdraw(self, jobs: Sequence[_Job[Any, Any]]) -> None:
+        """Leave nothing of these jobs behind, however far they are."""
         for job in jobs:
             job.result.cancel()
-        self._queue = deque(job for job in self._queue if not job.result.done())
-        await _stop([job.attempt for job in jobs if job.attempt])
-
-    def _fail_queue(self, reason: str) -> None:
-        while self._queue:
-            _set_exception(self._queue.popleft(), EngineUnavailable(reason))
-
-    async def _bring_up(self, member: _Member) -> None:
-        """Start an engine, give it the present weights, and let rollouts in."""
-        await member.engine.start()
-        capacity = await member.engine.capacity()
-        member.max_model_tokens = capacity.max_model_tokens
-        member.version = None
-        await self._push(member)
-        member.fault, member.serving, member.lost = "", True, asyncio.Event()
-        self._admission.open(member.engine.name, capacity)
-        self._settled.set()
-        self._dispatch()
-
-    async def _push(self, member: _Member) -> None:
-        """Bring one engine to the present weights, also when they change meanwhile."""
-        async with member.push:
-            while (weights := self._weights) is not None and member.version != weights.version:
-                await member.engine.load_weights(await weights.folder(), weights.version)
-                reported = await member.engine.weight_version()
-                if reported != weights.version:
-                    raise EngineUnavailable(f"{member.engine.name} serves {reported} after loading {weights.version}")
-                member.version = weights.version
-
-    async def _push_or_lose(self, member: _Member) -> None:
-        try:
-            await self._push(member)
-        except EngineUnavailable as error:  # half-loaded weights: nothing but a restart makes it trustworthy
-            self._lose(member, str(error))
-
-    async def _examine(self, member: _Member, error: Exception) -> None:
-        """Find out whether the engine that spoiled a rollout is dead."""
-        if not isinstance(error, EngineUnavailable) or not member.serving:
-            return
-        try:
-            await asyncio.wait_for(member.engine.capacity(), PROBE_S)
-        except (EngineUnavailable, TimeoutError):
-            self._lose(member, str(error))
-
-    def _lose(self, member: _Member, fault: str) -> None:
-        """Take a dead engine out and have it restarted."""
-        if not member.serving:
-            return
-        _log.warning("engine %s is lost: %s", member.engine.name, fault)
-        self._take_down(member, fault)
-        if self._weights is not None:
-            self._weights.want_folder()
-        member.care = asyncio.ensure_future(self._revive(member))
-
-    def _take_down(self, member: _Member, fault: str) -> None:
-        if member.serving:
-            self._admission.close(member.engine.name)
-        member.serving, member.fault = False, fault
-        member.lost.set()
-
-    async def _revive(self, member: _Member) -> None:
-        """Restart a dead engine, or give it up within the start time-out and a little."""
-        try:
-            async with asyncio.timeout(self._start_timeout_s + GRACE_S):
-                await self._restart(member)
-        except Exception as error:  # whatever it is (an export that failed, too) is told to whoever needs the engine
-            member.fault = f"engine {member.engine.name} could not be restarted: {str(error) or 'timed out'}"
-            _log.error("%s", member.fault)
-            await member.engine.close()
-        finally:
-            member.care = None
-            self._settled.set()
-            self._dispatch()
-
-    async def _restart(self, member: _Member) -> None:
-        for tries_left in reversed(range(START_TRIES)):
-            await member.engine.close()
-            try:
-                await self._bring_up(member)
-            except EngineUnavailable as error:
-                if not tries_left:
-                    raise
-                _log.warning("engine %s did not come up, once more: %s", member.engine.name, error)
-            else:
-                self.restarts += 1
-                return
-
-    def _all_lost(self) -> bool:
-        return not any(member.serving or member.care for member in self._members.values())
-
-    def _faults(self) -> str:
-        faults = [member.fault or "not started" for member in self._members.values()]
-        return f"no rollout engine is left: {'; '.join(faults)}"
-
-    def _raise_if_all_lost(self) -> None:
-        if self._all_lost():
-            raise EngineUnavailable(self._faults())
+        await stop([job.attempt for job in jobs if job.attempt])
+        for job in jobs:
+            if job.number >= 0 and not job.over:
+                self._end(job, asyncio.CancelledError())
+        self._desk.give()
 
 
-async def _unless(lost: asyncio.Event, work: Awaitable[ResultT], fault: Callable[[], str]) -> ResultT:
-    """The result of ``work``, or ``EngineUnavailable`` once the engine is lost. Leaves nothing running."""
-    working = asyncio.ensure_future(work)
-    losing = asyncio.ensure_future(lost.wait())
-    try:
-        await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise EngineUnavailable(fault())
-        return await working
-    finally:
-        await _stop([working, losing])
-
-
-async def _stop(tasks: Sequence["asyncio.Future[Any]"]) -> None:
-    """Cancel and wait: what is left undone raises nothing here, it was raised to whoever awaited it."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _set_exception(job: _Job[Any, Any], error: Exception) -> None:
-    if not job.result.done():
+def _pass_on(job: _Job[Any, Any], attempt: "asyncio.Task[None]") -> None:
+    """A fault of the pool's own keeps nobody waiting."""
+    if not attempt.cancelled() and (error := attempt.exception()) and not job.result.done():
         job.result.set_exception(error)
+
+
+def stats_of(metrics: dict[str, float]) -> EngineStats:
+    """An engine's own figures in the scheduler's words; what it does not say is 0."""
+    return EngineStats(
+        running=int(metrics.get("running", 0)),
+        waiting=int(metrics.get("waiting", 0)),
+        kv_usage=metrics.get("kv_usage", 0.0),
+        preemptions=int(metrics.get("preemptions", 0)),
+        generated_tokens=int(metrics.get("generated_tokens", 0)),
+    )

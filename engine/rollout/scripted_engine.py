@@ -3,8 +3,8 @@
 A policy is a function from prompt ids, weight version and a random source to token ids. What it gets is
 deterministic: the random source is seeded by the engine's ``seed``, the loaded weights' bytes, the prompt
 and, unless the request is greedy, the weight version, the temperature and the request's ``replica``. So
-neither the order of requests nor the engine that serves one changes what is sampled, and greedy answers
-depend on the weights alone.
+neither the order of requests nor the engine that serves one nor the pieces in which a turn is asked for changes
+what is sampled, and greedy answers depend on the weights alone.
 
 Every token has log-probability ``LOGPROB``. Leaves out anything a real engine does with time, unless
 ``pace`` does it, and process groups: it has no process of its own, so weights come from folders.
@@ -24,8 +24,8 @@ from engine.rollout.base import (
     GenerateRequest,
     Generation,
     WeightReceiver,
+    check_fits,
 )
-from engine.rollout.vllm_engine import check_fits
 
 LOGPROB = -math.log(4)
 
@@ -39,6 +39,9 @@ async def _at_once(_: GenerateRequest) -> None:
 
 class ScriptedEngine:
     """Samples what its policy says. Tests hold requests up by ``pace``, and end it by ``die``."""
+
+    takes_weights = True
+    tells_logprobs = True
 
     def __init__(
         self,
@@ -94,15 +97,17 @@ class ScriptedEngine:
                     self._idle.set()
 
     def _sample(self, request: GenerateRequest) -> Generation:
-        policy = self._policy(list(request.prompt_ids), self._version, self._random(request))
-        ids = _cut(policy, request)
+        prompt = list(request.prompt_ids[: len(request.prompt_ids) - request.turn_tokens])
+        turn = _ended(self._policy(prompt, self._version, self._random(prompt, request)), request.stop_token_ids)
+        rest = turn[request.turn_tokens :] or list(request.stop_token_ids[:1])  # new weights may make it shorter
+        ids = rest[: request.max_tokens]
         stopped = bool(ids) and ids[-1] in request.stop_token_ids
         self._generated += len(ids)
         finish = FinishReason.stop if stopped else FinishReason.length
         return Generation(ids, [LOGPROB] * len(ids), finish, self._version)
 
-    def _random(self, request: GenerateRequest) -> random.Random:
-        key: list[object] = [self._seed, self._weights, list(request.prompt_ids)]
+    def _random(self, prompt: list[int], request: GenerateRequest) -> random.Random:
+        key: list[object] = [self._seed, self._weights, prompt]
         if request.temperature > 0:
             key += [self._version, request.temperature, request.replica]
         return random.Random(repr(key))
@@ -152,11 +157,10 @@ class ScriptedEngine:
             await asyncio.gather(working, dying, return_exceptions=True)
 
 
-def _cut(policy: list[int], request: GenerateRequest) -> list[int]:
-    """The policy's tokens to the first stop token (put there if missing), at most ``max_tokens``."""
-    stops = [place for place, token in enumerate(policy) if token in request.stop_token_ids]
-    ended = policy[: stops[0] + 1] if stops else [*policy, *request.stop_token_ids[:1]]
-    return ended[: request.max_tokens]
+def _ended(turn: list[int], stops: tuple[int, ...]) -> list[int]:
+    """The policy's tokens to the first stop token, put there if missing."""
+    places = [place for place, token in enumerate(turn) if token in stops]
+    return turn[: places[0] + 1] if places else [*turn, *stops[:1]]
 
 
 def _digest(folder: Path) -> str | None:

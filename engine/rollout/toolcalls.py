@@ -83,10 +83,19 @@ def truncate_middle(text: str, limit_chars: int) -> str:
         raise ValueError(f"limit_chars must be 0 or more, is {limit_chars}")
     if len(text) <= limit_chars:
         return text
+    head, tail = halves(limit_chars)
+    return text[:head] + left_out(len(text) - limit_chars) + text[len(text) - tail :]
+
+
+def halves(limit_chars: int) -> tuple[int, int]:
+    """Characters that stay before and after the marker."""
     tail = limit_chars // 2
-    head = limit_chars - tail
-    marker = f"\n[... {len(text) - limit_chars} characters left out ...]\n"
-    return text[:head] + marker + text[len(text) - tail :]
+    return limit_chars - tail, tail
+
+
+def left_out(chars: int) -> str:
+    """The marker."""
+    return f"\n[... {chars} characters left out ...]\n"
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -110,17 +119,18 @@ def _blocks(text: str) -> list[_Block]:
 def _read_block(text: str, start: int, shield: str | None) -> _Block:
     """The block whose opening tag ends at ``start``."""
     start = _skip_blank(text, start)
+    rest = text[start:]  # the decoder's errors count lines from the beginning of what it is given: never of all
     try:
-        value, end = _DECODER.raw_decode(text, start)
+        value, length = _DECODER.raw_decode(rest)
     except RecursionError:
         return _broken_block(text, start, shield, "the JSON is nested too deeply")
     except json.JSONDecodeError as error:
-        near = text[max(start, error.pos - 20) : error.pos + 20]
-        problem = f"malformed JSON: {error.msg} at character {error.pos - start}, near {near!r}"
+        near = rest[max(0, error.pos - 20) : error.pos + 20]
+        problem = f"malformed JSON: {error.msg} at character {error.pos}, near {near!r}"
         return _broken_block(text, start, shield, problem)
     except ValueError as error:  # what our own hooks and int() refuse
         return _broken_block(text, start, shield, str(error))
-    after = _skip_blank(text, end)
+    after = _skip_blank(text, start + length)
     if text.startswith(_CLOSE, after):
         return _Block(value, None, closed=True, end=after + len(_CLOSE))
     return _broken_block(text, after, shield, "text after the JSON object where </tool_call> should be")

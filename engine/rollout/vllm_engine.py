@@ -14,18 +14,19 @@ why:
   process group, set the version, reset the prefix cache, resume. Whatever fails in between leaves the mark,
   and with it an engine whose answers are refused; a failed update also may kill vLLM's worker. The pool
   restarts such an engine.
+* Nothing is put to sleep to make room for a trainer (platform F091, F093): engines and learner have memory of
+  their own.
+* An id outside the vocabulary kills a server without tokenizer: prompts are rendered here, ids never come from
+  outside.
 * PYTHONPATH: workers import ``engine.weights.vllm_transfer`` by its name, from wherever this engine was.
-* A connection for each request: a kept one that the server closes in that moment looks like a dead server.
 
 Leaves out restarting (``pool.py``) and tensor parallelism over devices.
 """
 
 import asyncio
 import hashlib
-import json
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -34,10 +35,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
-
 import engine
 from engine.learner.base import TransferGroup, WeightSpec
+from engine.rollout.answers import from_json, log_probabilities, prometheus, token_ids, version_number
 from engine.rollout.base import (
     EngineCapacity,
     EngineUnavailable,
@@ -45,8 +45,10 @@ from engine.rollout.base import (
     GenerateRequest,
     Generation,
     WeightReceiver,
+    check_fits,
 )
 from engine.rollout.guarded import GuardedProcess
+from engine.rollout.server_client import QUICK_S, ServerClient
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket on Linux."""
@@ -66,11 +68,7 @@ IMPORTABLE = Path(engine.__file__).parents[1]
 UNFINISHED = "unfinished"
 """The weight version that a server reports in an update, and after one that broke off."""
 
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
-_QUICK_S = 10.0
 _LONGEST_NAME_IN_FOLDER = 48  # vLLM's own sockets there are named by a UUID
-_METRIC = re.compile(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _METRICS = {
     "running": "num_requests_running",
     "waiting": "num_requests_waiting",
@@ -88,6 +86,8 @@ class VllmEngine:
     It is its own ``WeightReceiver``.
     """
 
+    takes_weights = True
+    tells_logprobs = True
     ranks = 1
 
     def __init__(
@@ -111,7 +111,6 @@ class VllmEngine:
         self._max_model_tokens = max_model_tokens
         self._max_running = max_running
         self._start_timeout_s = start_timeout_s
-        self._request_timeout_s = request_timeout_s
         self._dtype = dtype
         self._seed = seed
         self._starts = 0
@@ -119,7 +118,13 @@ class VllmEngine:
         self._private = private_folder(f"{self.log_file}")
         self._socket = self._private / "api.sock"
         self._process: GuardedProcess | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._client = ServerClient(
+            name,
+            "http://engine",
+            socket=str(self._socket),
+            request_timeout_s=request_timeout_s,
+            where=f" (log: {self.log_file})",
+        )
 
     def command(self) -> list[str]:
         """The server's command line for the present start."""
@@ -153,11 +158,10 @@ class VllmEngine:
             scratch=self._private,
         )
         await self._process.start()
-        connector = aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True)
-        self._session = aiohttp.ClientSession("http://engine", connector=connector)
+        self._client.open()
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await self._until_healthy(self._process)
+                await self._client.until_healthy("/health", pause=self._pause)
                 await self._set_version("0")
                 await self.generate(GenerateRequest([0], max_tokens=1, temperature=0, stop_token_ids=()))
         except TimeoutError:
@@ -168,27 +172,17 @@ class VllmEngine:
             await self.close()
             raise
 
-    async def _until_healthy(self, process: GuardedProcess) -> None:
-        look_s = _FIRST_LOOK_S
-        while not await self._healthy():
-            if await process.ended_within(look_s):
-                raise EngineUnavailable(f"engine {self.name} died at its start: {process.last_words()}")
-            look_s = min(2 * look_s, _LONGEST_LOOK_S)
-
-    async def _healthy(self) -> bool:
-        try:
-            await self._ask("GET", "/health", timeout_s=_QUICK_S)
-        except EngineUnavailable:  # not yet; the caller watches the process and the clock
-            return False
-        return True
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a server that is starting. Raises when it has ended."""
+        if self._process is None or await self._process.ended_within(seconds):
+            words = self._process.last_words() if self._process else "closed meanwhile"
+            raise EngineUnavailable(f"engine {self.name} died at its start: {words}")
 
     async def close(self) -> None:
         """End the server and everything that it started. May be called twice."""
         self._group = None
-        session, self._session = self._session, None
         process, self._process = self._process, None
-        if session:
-            await session.close()
+        await self._client.close()
         if process:
             await process.close()
 
@@ -206,25 +200,16 @@ class VllmEngine:
                 "detokenize": False,
             },
         }
-        answer = await self._ask("POST", "/inference/v1/generate", json=body)
-        try:
-            return read_generation(json.loads(answer))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise self._failure(f"unreadable answer ({error!r}): {answer[:200]}") from error
+        return await self._client.turn("/inference/v1/generate", body, read_generation)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Running turns end with the old weights; requests that come meanwhile wait and get the new ones."""
         await self._hold()
-        await self._ask("POST", "/collective_rpc", json=_reload(folder))
+        await self._client.ask("POST", "/collective_rpc", json=_reload(folder))
         await self._serve(version)
 
     async def weight_version(self) -> int | None:
-        answer = await self._ask("GET", "/weight_info", timeout_s=_QUICK_S)
-        try:
-            version = str(json.loads(answer)["weight_version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._failure(f"says nothing usable of its weights ({error!r})") from error
-        return int(version) if version.isdecimal() else None
+        return await self._client.read("GET", "/weight_info", read_version, timeout_s=QUICK_S)
 
     # --- weights from a process group ---
 
@@ -238,7 +223,7 @@ class VllmEngine:
     async def join(self, group: TransferGroup, first_rank: int) -> None:
         """In place of a group that it joined before."""
         self._group = None
-        await self._ask(
+        await self._client.ask(
             "POST", "/init_weight_transfer_engine", json={"init_info": {**asdict(group), "first_rank": first_rank}}
         )
         self._group = group
@@ -246,7 +231,7 @@ class VllmEngine:
     async def begin_update(self) -> None:
         """After it the workers hold no complete weights until ``finish_update``."""
         await self._hold()
-        await self._ask("POST", "/start_weight_update")
+        await self._client.ask("POST", "/start_weight_update")
 
     async def receive(self, specs: Sequence[WeightSpec]) -> None:
         update = {
@@ -254,57 +239,32 @@ class VllmEngine:
             "dtypes": [spec.dtype for spec in specs],
             "shapes": [list(spec.shape) for spec in specs],
         }
-        await self._ask("POST", "/update_weights", json={"update_info": update})
+        await self._client.ask("POST", "/update_weights", json={"update_info": update})
 
     async def finish_update(self, version: int) -> None:
-        await self._ask("POST", "/finish_weight_update")
+        await self._client.ask("POST", "/finish_weight_update")
         await self._serve(version)
 
     async def _hold(self) -> None:
         """Let running turns end, hold later ones back, and say that what is here is no version."""
-        await self._ask("POST", "/pause?mode=wait")
+        await self._client.ask("POST", "/pause?mode=wait")
         await self._set_version(UNFINISHED)
 
     async def _serve(self, version: int) -> None:
         """Let the requests that wait go on, with nothing left of the weights before."""
         await self._set_version(str(version))
-        await self._ask("POST", "/reset_prefix_cache")
-        await self._ask("POST", "/resume")
+        await self._client.ask("POST", "/reset_prefix_cache")
+        await self._client.ask("POST", "/resume")
 
     async def capacity(self) -> EngineCapacity:
-        labels, _ = _read_metrics(await self._ask("GET", "/metrics", timeout_s=_QUICK_S))
-        config = labels.get("cache_config_info", {})
-        try:
-            blocks, tokens = int(config["num_gpu_blocks"]), int(config["block_size"])
-        except (KeyError, ValueError) as error:
-            raise self._failure(f"says nothing usable of its KV cache ({error!r})") from error
+        blocks, tokens = await self._client.read("GET", "/metrics", read_cache, timeout_s=QUICK_S)
         return EngineCapacity(blocks, tokens, self._max_model_tokens)
 
     async def metrics(self) -> dict[str, float]:
-        _, values = _read_metrics(await self._ask("GET", "/metrics", timeout_s=_QUICK_S))
-        return {name: values[theirs] for name, theirs in _METRICS.items() if theirs in values}
+        return await self._client.read("GET", "/metrics", read_metrics, timeout_s=QUICK_S)
 
     async def _set_version(self, version: str) -> None:
-        await self._ask("POST", "/update_weight_version", json={"new_version": version})
-
-    async def _ask(self, method: str, path: str, *, json: Any = None, timeout_s: float | None = None) -> str:
-        """Text of a 200 answer; everything else is ``EngineUnavailable``."""
-        if self._session is None:
-            raise EngineUnavailable(f"engine {self.name} is not running")
-        limit = aiohttp.ClientTimeout(total=timeout_s or self._request_timeout_s)
-        try:
-            async with self._session.request(method, path, json=json, timeout=limit) as answer:
-                text = await answer.text()
-        except TimeoutError as error:
-            raise self._failure(f"{path} took more than {limit.total:g} s") from error
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
-            raise self._failure(f"{path}: {error!r}") from error
-        if answer.status != 200:
-            raise self._failure(f"{path} answered {answer.status}: {text[:500]}")
-        return text
-
-    def _failure(self, what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"engine {self.name}: {what} (log: {self.log_file})")
+        await self._client.ask("POST", "/update_weight_version", json={"new_version": version})
 
 
 def _reload(folder: Path) -> dict[str, Any]:
@@ -312,41 +272,39 @@ def _reload(folder: Path) -> dict[str, Any]:
     return {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
 
 
-def check_fits(request: GenerateRequest, max_model_tokens: int) -> None:
-    """A request that overruns the context is its caller's mistake and is never sent."""
-    prompt, more = len(request.prompt_ids), request.max_tokens
-    if not prompt or more < 1:
-        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: nothing to do")
-    if prompt + more > max_model_tokens:
-        raise ValueError(f"{prompt} prompt tokens, max_tokens {more}: over the context of {max_model_tokens}")
-
-
-def read_generation(answer: Any) -> Generation:
+def read_generation(text: str) -> Generation:
     """The one choice of an answer of ``/inference/v1/generate``."""
-    choice = answer["choices"][0]
-    ids = [int(token) for token in choice["token_ids"] or ()]
-    content = (choice["logprobs"] or {}).get("content") or ()
-    logprobs = [float(entry["logprob"]) for entry in content]
-    if len(logprobs) != len(ids):
-        raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
+    choice = from_json(text)["choices"][0]
+    ids = token_ids(choice["token_ids"] or [])
+    content = (choice["logprobs"] or {}).get("content") or []
+    logprobs = log_probabilities([entry["logprob"] for entry in content], ids)
     return Generation(ids, logprobs, FinishReason(choice["finish_reason"]), _one_version(choice, ids))
 
 
 def _one_version(choice: Any, ids: Sequence[int]) -> int:
-    versions = {int(span["version"]) for span in choice["weight_versions"] or ()}
+    versions = {version_number(span["version"]) for span in choice["weight_versions"] or ()}
     if len(versions) > 1 or (ids and not versions):
         raise ValueError(f"sampled with weight versions {sorted(versions)}, expected one")
     return versions.pop() if versions else 0
 
 
-def _read_metrics(text: str) -> tuple[dict[str, dict[str, str]], dict[str, float]]:
-    """Of Prometheus' text: labels of each metric's last line, and the sum of its lines' values."""
-    labels: dict[str, dict[str, str]] = {}
-    values: dict[str, float] = {}
-    for name, labelled, value in _METRIC.findall(text):
-        labels[name] = dict(_LABEL.findall(labelled))
-        values[name] = values.get(name, 0.0) + float(value)
-    return labels, values
+def read_version(text: str) -> int | None:
+    """The version of ``/weight_info``; None if it is no number, as in an update."""
+    label = str(from_json(text)["weight_version"])
+    return int(label) if label.isdecimal() else None
+
+
+def read_cache(text: str) -> tuple[int, int]:
+    """Of ``/metrics``: blocks of the KV cache and tokens in a block."""
+    _, labels = prometheus(text, "vllm")
+    config = labels["cache_config_info"]
+    return int(config["num_gpu_blocks"]), int(config["block_size"])
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Of ``/metrics``, by our names."""
+    values, _ = prometheus(text, "vllm")
+    return {name: values[theirs] for name, theirs in _METRICS.items() if theirs in values}
 
 
 def private_folder(owner: str) -> Path:

@@ -50,7 +50,9 @@ _FIELDS: dict[str, pa.DataType] = {
     "ids": pa.list_(pa.int32()),
     "sampled": pa.list_(pa.bool_()),
     "logprobs": pa.list_(pa.float64()),
+    "policy_steps": pa.list_(pa.list_(pa.int64())),
 }
+_YOUNGER = ("policy_steps",)  # Older files do not have it.
 # What follows from the fields, for filters only: not read back.
 _DERIVED: dict[str, pa.DataType] = {
     "tool_calls": pa.int64(),
@@ -67,7 +69,7 @@ _SCHEMA = pa.schema(
 )
 
 _SHIPPED = (*(name for name in _FIELDS if name not in _LISTS), "turns", *_DERIVED)
-SUMMARY_COLUMNS = tuple(name for name in (*_FIELDS, *_DERIVED) if name not in (*_LISTS, "problem"))
+SUMMARY_COLUMNS = tuple(name for name in (*_FIELDS, *_DERIVED) if name not in (*_LISTS, *_YOUNGER, "problem"))
 
 
 class TrajectoriesUnreadable(Exception):
@@ -149,10 +151,11 @@ def read_shipped(path: Path, file: str, *, at_once: int = 250) -> Iterator[Shipp
 
     Never holds more than ``at_once`` rows. Raises ``TrajectoriesUnreadable``, also halfway.
     """
-    columns = [name for name in _SHIPPED if name in ShippedTrajectory.model_fields]
     try:
         with pq.ParquetFile(path) as parquet:
             _refuse_other_schema(path, parquet.schema_arrow)
+            wanted = [name for name in _SHIPPED if name in ShippedTrajectory.model_fields]
+            columns = _there(wanted, parquet.schema_arrow)
             number = 0
             for rows in parquet.iter_batches(batch_size=at_once, columns=columns):
                 for row in rows.to_pylist():
@@ -174,11 +177,16 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
 
 def _read(path: Path, columns: list[str]) -> pa.Table:
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
+        table = pq.read_table(path, columns=_there(columns, pq.read_schema(path)), partitioning=None)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise TrajectoriesUnreadable(f"{path}: {error}") from error
     _refuse_other_schema(path, table.schema)
     return table
+
+
+def _there(columns: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns, without those that an older file does not have."""
+    return [name for name in columns if name in schema.names or name not in _YOUNGER]
 
 
 def _refuse_other_schema(path: Path, schema: pa.Schema) -> None:

@@ -1,50 +1,42 @@
 """What a stage carries from step to step beside its learner; every checkpoint stores it (``state.json``, ``pending``).
 
-Random draws need no state (``randomness.py``) and no group is left over between steps (refill ends within its step), so
-it is little. Leaves out storing it: ``progress.py``.
+Random draws need no state (``engine.randomness``) and rollouts under way are not stored: a resumed run asks the
+problems that were carried over anew, by its present policy. So it is little. Leaves out storing it: ``progress.py``.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from engine.stages.metrics import percentile
-
-RECENT = 0.1
-"""Weight of a step in the running length statistics: they look back about ten steps."""
-
-
-@dataclass(slots=True)
-class LengthStatistics:
-    """Running mean and 95th percentile of response lengths, tokens; NaN-free, 0 before the first rollout."""
-
-    mean: float = 0.0
-    p95: float = 0.0
-
-    def take(self, lengths: Sequence[int]) -> None:
-        """Blend a step's response lengths in; the first step counts in full."""
-        if not lengths:
-            return
-        weight = RECENT if self.mean else 1.0
-        self.mean += weight * (sum(lengths) / len(lengths) - self.mean)
-        self.p95 += weight * (percentile(lengths, 0.95) - self.p95)
+from engine.stages.draws import Draw
 
 
 @dataclass(slots=True)
 class CarryOver:
     """``cursor`` counts the problems drawn so far: the place in a problem file's order. ``skips`` counts the updates
-    skipped in a row, up to now."""
+    skipped in a row, up to now. ``draws`` are those whose groups are not whole yet, ``lengths`` what the run knows of
+    response lengths (``engine.rollout.scheduling.lengths``)."""
 
     cursor: int = 0
     skips: int = 0
-    lengths: LengthStatistics = field(default_factory=LengthStatistics)
+    draws: list[Draw] = field(default_factory=list)
+    lengths: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pending: Mapping[str, Any]) -> Self:
-        """From a checkpoint's ``pending``; empty before a stage's first checkpoint."""
-        lengths = LengthStatistics(**pending.get("lengths", {}))
-        return cls(cursor=pending.get("cursor", 0), skips=pending.get("skips", 0), lengths=lengths)
+        """From a checkpoint's ``pending``, also an older engine's; empty before a stage's first checkpoint."""
+        return cls(
+            cursor=pending.get("cursor", 0),
+            skips=pending.get("skips", 0),
+            draws=[Draw.of(stored) for stored in pending.get("draws", ())],
+            lengths=dict(pending.get("response_lengths", {})),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps``."""
-        return asdict(self)
+        return {
+            "cursor": self.cursor,
+            "skips": self.skips,
+            "draws": [draw.as_dict() for draw in self.draws],
+            "response_lengths": self.lengths,
+        }

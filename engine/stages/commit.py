@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.events import StepFinished
-from engine.contract.job import TrainedStage
+from engine.contract.stages import TrainedStage
 from engine.learner.base import CheckpointMismatch, Learner, Saving
 from engine.learner.checkpoint import AtomicFolder, remove_folder, settle_all
 from engine.models.folder import copy_tokenizer

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from engine.sink.event_log import EventLog
 from engine.sink.run_folder import RunFolder
 from engine.stages.commands import Inbox, obey
 from engine.stages.grading import Grader
-from engine.stages.load import sandbox_load
+from engine.stages.load import EngineFigures, engine_timeline, sandbox_load
 from engine.stages.rollouts import Rollouts
 
 T = TypeVar("T")
@@ -69,11 +70,18 @@ class StageContext:
         """Do what the waiting commands ask, hold the run while it is paused. Only where everything is durable."""
         await obey(self.inbox, self.log)
 
+    def engine_timeline(self, stage: str, step: int) -> AbstractAsyncContextManager[None]:
+        """Around sampling: how the rollout engines fare meanwhile, as ``engine.load`` events."""
+
+        def tell(load: EngineFigures) -> None:
+            for engine, metrics in load.items():
+                self.log.append(EngineLoad(stage=stage, step=step, engine=engine, metrics=metrics))
+
+        return engine_timeline(self.rollouts.load, tell, every_s=self.recipe.rollout.load_every_s)
+
     async def tell_load(self, stage: str, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """What a rollout batch asked of its tools, of the sandbox and of the rollout engines."""
+        """What a rollout batch asked of its tools and of the sandbox."""
         self.log.append(await sandbox_load(stage, step, trajectories, self.sandbox))
-        for engine, metrics in (await self.rollouts.metrics()).items():
-            self.log.append(EngineLoad(stage=stage, step=step, engine=engine, metrics=metrics))
 
     async def close_learner(self, learner: Learner) -> None:
         await self.learner_thread(learner.close)

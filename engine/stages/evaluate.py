@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 
 from engine.contract.events import EvalFinished, Phase
-from engine.contract.job import EvalStage
+from engine.contract.stages import EvalStage
 from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.data.problem import DataError, Problem
 from engine.sink.trajectories import write_trajectories
 from engine.stages.context import StageContext
 from engine.stages.metrics import eval_metrics, generated_tokens
 from engine.stages.problems import eval_problems
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask, sample
 
 GREEDY = "greedy"
 SAMPLED = "sampled"
@@ -35,11 +35,11 @@ async def run_eval(context: StageContext, stage: EvalStage) -> None:
     path = context.folder.trajectories(context.attempt, stage.name, 1)
     await asyncio.to_thread(write_trajectories, path, [*sampled, *greedy])
     metrics = {
-        **eval_metrics(sampled, greedy),
+        **await asyncio.to_thread(eval_metrics, sampled, greedy),
         "problems": float(len(problems)),
         "samples": float(stage.samples),
         "left_out": float(len(problems) * (stage.samples + stage.greedy) - len(sampled) - len(greedy)),
-        "tokens_per_s": generated_tokens([*sampled, *greedy]) / seconds,
+        "tokens_per_s": await asyncio.to_thread(generated_tokens, [*sampled, *greedy]) / seconds,
     }
     context.log.append(EvalFinished(stage=stage.name, metrics=metrics, trajectories=context.folder.relative(path)))
 
@@ -68,6 +68,7 @@ async def rollouts(
         for replica in range(count)
     ]
     temperature = 0.0 if kind == GREEDY else stage.temperature
-    finished = await context.rollouts.sample(asks, stage, temperature=temperature)
-    graded = await context.grade(finished)
+    async with context.engine_timeline(stage.name, 1):
+        sampled = await sample(context.rollouts, asks, stage, temperature=temperature)
+    graded = await context.grade(sampled.finished)
     return [t for t in graded if t.reward_status is not RewardStatus.unscored]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from engine.contract.job import ScoringResources
+from engine.contract.resources import ScoringResources
 from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.reward import MathReward, Reward, Score
 from engine.reward.program import Answer, NotScores, as_stdin, grader_program, read_scores

@@ -1,16 +1,19 @@
-"""What a rollout batch asked of its tools and of the sandbox: the ``sandbox.load`` event.
+"""What a rollout batch asked of its engines while it sampled, and of its tools and the sandbox: the load events.
 
-Leaves out the rollout engines' figures and writing the event: ``context.py``.
+``engine.load`` is a timeline: one event an engine at the batch's start, every so many seconds, and at its end.
+``sandbox.load`` is one event a batch. Leaves out the engines' figures (``engine.rollout.pool``) and writing the events
+(``context.py``).
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from engine.contract.events import NodeLoad, SandboxLoad
 from engine.contract.trajectory import Trajectory
-from engine.rollout.agent import PARSE_ERROR
+from engine.rollout.calls import PARSE_ERROR
 from engine.rollout.tools.base import Sandbox
 from engine.stages.metrics import mean, percentile
 from sandbox.contract import SandboxStatus, SandboxUnavailable
@@ -19,7 +22,32 @@ ERRORS_TOLD = 20
 STATUS_S = 2.0
 """Seconds that a sandbox may take to say how it is; a step does not wait longer for a figure."""
 
+EngineFigures = dict[str, dict[str, float]]
+"""By engine, figures by name."""
+
 _log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def engine_timeline(
+    load: Callable[[], Awaitable[EngineFigures]], tell: Callable[[EngineFigures], None], *, every_s: float
+) -> AsyncIterator[None]:
+    """While inside, ``tell`` what ``load`` says: at once, every ``every_s`` seconds, at the end if all is well."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            tell(await load())
+
+    tell(await load())
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
+    tell(await load())
 
 
 async def sandbox_load(stage: str, step: int, trajectories: Sequence[Trajectory], sandbox: Sandbox) -> SandboxLoad:

@@ -5,7 +5,7 @@ goes on from its last checkpoint. Leaves out signals and the terminal: ``engine.
 """
 
 import asyncio
-import os
+import gc
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -25,12 +25,11 @@ from engine.contract.events import (
     StagePlan,
     StageStarted,
 )
-from engine.contract.job import AnyStage, EvalStage, Recipe, RlStage, SftStage
 from engine.contract.provenance import differences, provenance_of
+from engine.contract.stages import AnyStage, EvalStage, RlStage, SftStage
 from engine.data.render import Renderer
 from engine.models.folder import ensure_model
-from engine.rollout.patience import PatientExecutor, patiently
-from engine.rollout.tools.base import Sandbox
+from engine.rollout.patience import open_sandbox
 from engine.rollout.tools.prompt import system_of
 from engine.rollout.tools.registry import load_tools
 from engine.sink.disk import SinkFull
@@ -49,8 +48,6 @@ from engine.stages.reinforce import run_rl
 from engine.stages.rollouts import Rollouts
 from engine.stages.sft import run_sft
 from engine.stages.shipping import shipping
-from sandbox.client import local_sandbox, sandbox_at
-from sandbox.places import TOKEN_VARIABLE
 
 HEARTBEAT_S = 5.0
 
@@ -156,12 +153,22 @@ async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: st
     await asyncio.to_thread(warn_of_differences, folder, log)
     done = {e.body.stage for e in read_events(folder) if isinstance(e.body, StageFinished)}
     async with open_context(folder, log, inbox, sandbox) as context:
+        spare_the_event_loop()
         for stage in folder.job.recipe.stages:
             if stage.name not in done:
                 await context.obey()
                 await run_stage(context, stage)
             else:
                 take_up(context, stage)
+
+
+def spare_the_event_loop() -> None:
+    """Take what was imported and opened, which stays to the end, out of what Python's collector goes through.
+
+    Left there, it holds the event loop for a quarter of a second now and then.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def warn_of_differences(folder: RunFolder, log: EventLog) -> None:
@@ -218,18 +225,6 @@ async def train(context: StageContext, stage: SftStage | RlStage, progress: Stag
 
 
 @asynccontextmanager
-async def open_sandbox(recipe: Recipe, url: str | None) -> AsyncIterator[Sandbox]:
-    """The sandbox at a URL, or a private node for this run; calls outlast a node that is restarted."""
-    async with AsyncExitStack() as stack:
-        if url is None:
-            client = await stack.enter_async_context(local_sandbox(slots=recipe.sandbox.slots))
-        else:
-            token = os.environ.get(TOKEN_VARIABLE)
-            client = await patiently(lambda: stack.enter_async_context(sandbox_at(url, token)))
-        yield PatientExecutor(client)
-
-
-@asynccontextmanager
 async def open_context(
     folder: RunFolder, log: EventLog, inbox: Inbox, sandbox_url: str | None
 ) -> AsyncIterator[StageContext]:
@@ -240,7 +235,7 @@ async def open_context(
         await asyncio.to_thread(ensure_model, folder.model, recipe.model, seed=recipe.seed)
         thread = LearnerThread()
         stack.callback(thread.close)
-        sandbox = await stack.enter_async_context(open_sandbox(recipe, sandbox_url))
+        sandbox = await stack.enter_async_context(open_sandbox(sandbox_url, slots=recipe.sandbox.slots))
         renderer = Renderer(folder.model / "tokenizer.json", system=system_of(tools))
         rollouts = Rollouts(recipe, folder, sandbox, renderer, tools=tools, learner_thread=thread)
         await stack.enter_async_context(rollouts)

@@ -7,12 +7,14 @@ problem file's rows that are among them are left out.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from engine.contract.job import ArithmeticProblems, EvalStage, FileProblems, Recipe, RlStage
+from engine.contract.job import Recipe
+from engine.contract.problems import ArithmeticProblems, FileProblems
+from engine.contract.stages import EvalStage, RlStage
 from engine.data.arithmetic import held_out_problems, make_problems
 from engine.data.problem import DataError, Problem, read_problems
+from engine.randomness import stream
 from engine.reward import Verdict, grade
 from engine.stages.context import StageContext
-from engine.stages.randomness import stream
 
 
 class Pool(Protocol):

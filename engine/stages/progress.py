@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.contract.events import CheckpointSaved, StepFinished
-from engine.contract.job import TrainedStage
+from engine.contract.stages import TrainedStage
 from engine.learner.base import Learner
 from engine.sink.event_log import read_events
 from engine.stages import commit

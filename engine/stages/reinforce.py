@@ -4,24 +4,25 @@ A step is one rollout batch, with its refills, and its updates: sample, score, d
 Problems of a step and every stored uniform are functions of (seed, stage, step). A new stage opens a new learner, so
 optimizer state and warm-up begin anew, and the reference of the KL term, if there is one, becomes the policy that the
 stage starts from: both, or neither. A step whose groups are all rejected is recorded as empty; as nothing changed, the
-policy's version stays and nothing is pushed. Leaves out partial rollouts.
+policy's version stays and nothing is pushed. Leaves out which rollouts a step has: ``rounds.py``.
 """
 
 import asyncio
 from collections.abc import Sequence
 
 from engine.contract.events import Phase, StepFinished
-from engine.contract.job import RlStage
+from engine.contract.stages import CutStragglers, RlStage
 from engine.contract.trajectory import Trajectory
 from engine.learner.base import Learner
 from engine.learner.opening import open_rl_learner
+from engine.rollout.scheduling.lengths import LengthModel
 from engine.sink.trajectories import write_trajectories
 from engine.stages.carryover import CarryOver
 from engine.stages.context import StageContext
 from engine.stages.metrics import generated_tokens, rollout_metrics
 from engine.stages.problems import Pool, training_problems
 from engine.stages.progress import StageProgress
-from engine.stages.rounds import Gathered, Rounds
+from engine.stages.rounds import Gathered, Rounds, straggler_figures
 from engine.stages.selections import selections_path, write_selections
 from engine.stages.skips import watch_skips
 from engine.stages.stopwatch import Stopwatch
@@ -39,6 +40,8 @@ async def run_rl(context: StageContext, stage: RlStage, progress: StageProgress)
     try:
         await context.rollouts.publish(learner, context.version)
         carried = CarryOver.of(progress.pending)
+        if carried.lengths:
+            context.rollouts.lengths = LengthModel.of(carried.lengths)
         for step in range(progress.next_step, stage.steps + 1):
             await RlStep(context, stage, learner, step, carried).run(pool, progress)
         last = await progress.final()
@@ -64,6 +67,9 @@ def tell_reset(context: StageContext, stage: RlStage, first: int) -> None:
     if first > 1:
         context.say(f"{stage.name}: goes on at step {first} with its optimizer state and its reference policy")
         return
+    if isinstance(stage.stragglers, CutStragglers):
+        share = f"{stage.stragglers.share:.0%}"
+        context.warn(f"{stage.name}: a step ends with {share} of its rollouts, what is learned is biased to short ones")
     reference = "the policy of now" if stage.kl_beta > 0 else "none, as kl_beta is 0: there is nothing to reset"
     context.say(f"{stage.name}: optimizer state and warm-up begin anew; reference policy: {reference}")
 
@@ -80,9 +86,11 @@ class RlStep:
         self.watch = Stopwatch(context, stage.name, step)
 
     async def run(self, pool: Pool, progress: StageProgress) -> None:
-        gathered = await Rounds(self.context, self.stage, self.watch).gather(pool, self.carried.cursor)
+        self.context.rollouts.lengths.new_step()
+        rounds = Rounds(self.context, self.stage, self.watch)
+        gathered = await rounds.gather(pool, self.carried.cursor, self.carried.draws)
         with self.watch.phase(Phase.update):
-            updater = Updater(self.context.recipe, self.stage, self.learner)
+            updater = Updater(self.context.recipe, self.stage, self.learner, self.context.version)
             updates = await self.context.learner_thread(lambda: updater.update(self.step, gathered.groups))
         if updates.changed:
             with self.watch.phase(Phase.push):
@@ -105,11 +113,13 @@ class RlStep:
         await asyncio.to_thread(write_selections, selections, gathered.groups)
         await watch_skips(self.context, self.stage, self.step, self.carried, updates.done, relative)
         self.carried.cursor += gathered.problems
-        self.carried.lengths.take([len(t.ids) for t in trajectories])
+        self.carried.draws = gathered.carried
+        self.carried.lengths = self.context.rollouts.lengths.as_dict()
+        figures = await asyncio.to_thread(self.rollout_figures, gathered, trajectories)
         return StepFinished(
             stage=self.stage.name,
             step=self.step,
-            metrics={**self.rollout_figures(gathered, trajectories), **updates.metrics},
+            metrics={**figures, **updates.metrics},
             trajectories=relative,
             seconds=dict(self.watch.seconds),
         )
@@ -121,7 +131,8 @@ class RlStep:
             "kept_groups": float(gathered.kept),
             **{name: float(outcomes.count(name)) for name in REJECTIONS},
             "refill_rounds": float(gathered.rounds - 1),
-            "refilled_groups": float(gathered.problems - self.stage.problems_per_step),
-            "left_out": float(gathered.problems * self.stage.rollouts_per_problem - len(trajectories)),
+            "refilled_groups": float(gathered.refilled),
+            "left_out": float(gathered.whole * self.stage.rollouts_per_problem - len(trajectories) - gathered.cut),
+            **straggler_figures(gathered, self.stage),
             "tokens_per_s": generated_tokens(trajectories) / self.watch.seconds["sampling"],
         }

@@ -2,7 +2,11 @@
 
 Dynamic sampling: groups without contrast teach nothing, so as many new problems as groups are missing take their place,
 at most ``refill`` times. Rejected groups stay on record. Everything drawn is a function of the step (and of the
-problems drawn before, for a problem file), so a step that is done again asks for the same. Leaves out learning.
+problems drawn before, for a problem file), so a step that is done again asks for the same.
+
+Stragglers: with ``carry`` a batch may end before all groups are whole. Whole ones are learned from now; the others are
+carried over, what they have is kept, and the next step draws so many problems less. The stage's last step waits for
+all. Leaves out learning.
 """
 
 import asyncio
@@ -11,24 +15,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.contract.events import Phase
-from engine.contract.job import RlStage
+from engine.contract.stages import CarryStragglers, RlStage, Stragglers, WaitForAll
 from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.data.problem import Problem
 from engine.stages.context import StageContext
+from engine.stages.draws import Draw, after, open_rollouts
+from engine.stages.metrics import mean
 from engine.stages.problems import Pool
-from engine.stages.randomness import uniform
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import sample
 from engine.stages.scoring import Group, select_group
 from engine.stages.stopwatch import Stopwatch
 
 
 @dataclass(slots=True)
 class Gathered:
-    """All groups of a step, kept and rejected. ``problems`` counts those asked, also where no rollout came through."""
+    """All groups of a step that are whole, kept and rejected, and the draws that are ``carried`` over.
 
+    ``problems`` counts those drawn by this step, ``whole`` the draws that ended in it, also where no rollout came
+    through. ``gone_on`` counts rollouts that an earlier step began, ``cut`` those stopped for being among the last.
+    """
+
+    carried: list[Draw] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     problems: int = 0
+    refilled: int = 0
+    whole: int = 0
     rounds: int = 0
+    gone_on: int = 0
+    cut: int = 0
 
     @property
     def kept(self) -> int:
@@ -48,14 +62,12 @@ class Rounds:
         self._stage = stage
         self._watch = watch
 
-    async def gather(self, pool: Pool, cursor: int) -> Gathered:
-        """The first batch and its refills. ``cursor`` problems of the stage were drawn before."""
+    async def gather(self, pool: Pool, cursor: int, carried: Sequence[Draw] = ()) -> Gathered:
+        """The first batch and its refills. ``cursor`` problems of the stage were drawn before, some are ``carried``."""
         problems = pool.of_step(self._watch.step, cursor)
-        gathered = Gathered()
-        while wanted := self.wanted(gathered):
-            gathered.groups += await self._round(self.asks(problems, gathered.problems, wanted))
-            gathered.problems += wanted
-            gathered.rounds += 1
+        gathered = Gathered(list(carried))
+        while self.wanted(gathered) or not gathered.rounds:
+            await self._round(gathered, problems)
         await self._context.tell_load(self._stage.name, self._watch.step, gathered.trajectories)
         return gathered
 
@@ -63,27 +75,47 @@ class Rounds:
         """New problems for the next round: only as many as groups are missing."""
         if gathered.rounds > self._stage.refill:
             return 0
-        return self._stage.problems_per_step - gathered.kept
+        return max(0, self._stage.problems_per_step - gathered.kept - len(gathered.carried))
 
-    def asks(self, problems: Iterator[Problem], first: int, count: int) -> list[Ask]:
-        """Every rollout of a round, each with its stored uniform of down-sampling; groups count from ``first``."""
-        seed, name, step = self._context.recipe.seed, self._stage.name, self._watch.step
-        return [
-            Ask(problem, name, step, f"{name}/{step}/{place}", replica, uniform(seed, name, step, place, replica))
-            for place, problem in enumerate(itertools.islice(problems, count), start=first)
-            for replica in range(self._stage.rollouts_per_problem)
-        ]
+    def draw(self, problems: Iterator[Problem], first: int, count: int) -> list[Draw]:
+        """The step's next problems; places count from ``first``."""
+        drawn = enumerate(itertools.islice(problems, count), start=first)
+        return [Draw(problem, self._watch.step, place) for place, problem in drawn]
 
-    async def _round(self, asks: Sequence[Ask]) -> list[Group]:
-        with self._watch.phase(Phase.sampling):
-            sampled = await self._context.rollouts.sample(asks, self._stage)
+    @property
+    def stragglers(self) -> Stragglers:
+        """When a batch ends. Nothing is left over at the end of the stage."""
+        last = self._watch.step == self._stage.steps
+        return WaitForAll() if last and isinstance(self._stage.stragglers, CarryStragglers) else self._stage.stragglers
+
+    async def _round(self, gathered: Gathered, problems: Iterator[Problem]) -> None:
+        """Do the rollouts of new problems and go on with those under way."""
+        new = self.draw(problems, gathered.problems, self.wanted(gathered))
+        whole = await self._sample(gathered, [*gathered.carried, *new])
+        gathered.problems += len(new)
+        gathered.refilled += len(new) if gathered.rounds else 0
+        gathered.rounds += 1
         with self._watch.phase(Phase.scoring):
-            trajectories = await self._context.grade(sampled)
+            trajectories = await self._context.grade([each for draw in whole for each in draw.finished])
         with self._watch.phase(Phase.downsampling):
             groups = await asyncio.to_thread(select, trajectories, self._stage)
             for group in groups:
                 self._context.log.append(group.event())
-        return groups
+        gathered.groups += groups
+
+    async def _sample(self, gathered: Gathered, draws: Sequence[Draw]) -> list[Draw]:
+        """The draws that are whole now; ``gathered`` keeps the others."""
+        seed, step = self._context.recipe.seed, self._watch.step
+        asks = [ask for draw in draws for ask in draw.asks(self._stage, seed, step)]
+        with self._watch.phase(Phase.sampling):
+            async with self._context.engine_timeline(self._stage.name, step):
+                sampled = await sample(self._context.rollouts, asks, self._stage, stragglers=self.stragglers)
+        filled = after(draws, self._stage.name, step, sampled)
+        gathered.carried = [draw for draw in filled if not draw.whole]
+        gathered.whole += len(filled) - len(gathered.carried)
+        gathered.gone_on += sum(ask.begun is not None and bool(ask.begun.ids) for ask in asks)
+        gathered.cut += sampled.cut
+        return [draw for draw in filled if draw.whole]
 
 
 def select(trajectories: Sequence[Trajectory], stage: RlStage) -> list[Group]:
@@ -93,3 +125,15 @@ def select(trajectories: Sequence[Trajectory], stage: RlStage) -> list[Group]:
         if trajectory.reward_status is RewardStatus.scored:
             by_group.setdefault(trajectory.group, []).append(trajectory)
     return [select_group(group, stage) for group in by_group.values()]
+
+
+def straggler_figures(gathered: Gathered, stage: RlStage) -> dict[str, float]:
+    """Rollouts carried over, gone on with, cut; mean number of policy steps between first and last token."""
+    if isinstance(stage.stragglers, WaitForAll):
+        return {}
+    return {
+        "carried": float(open_rollouts(gathered.carried)),
+        "gone_on": float(gathered.gone_on),
+        "cut": float(gathered.cut),
+        "policy_lag": mean(each.last_version - each.first_version for each in gathered.trajectories),
+    }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.contract.events import GroupFinished
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.contract.trajectory import RewardStatus, StopReason, Trajectory
 from engine.downsample.base import Candidate, Outcome, Selection
 from engine.downsample.record import GroupRecord

@@ -14,18 +14,18 @@ from pathlib import Path
 
 from engine.contract.base import visible
 from engine.contract.events import Phase, StepFinished
-from engine.contract.job import SftStage
+from engine.contract.stages import SftStage
 from engine.data.arithmetic import make_problems
 from engine.data.render import Message
 from engine.data.sft_trajectories import perform, write_script
 from engine.learner.base import Learner, Sample
 from engine.learner.opening import open_sft_learner
 from engine.learner.schedule import rate_factor
+from engine.randomness import stream
 from engine.sink.disk import replace_file
 from engine.stages.carryover import CarryOver
 from engine.stages.context import StageContext
 from engine.stages.progress import StageProgress
-from engine.stages.randomness import stream
 from engine.stages.skips import DoneUpdate, watch_skips
 
 Conversation = tuple[str, list[Message]]

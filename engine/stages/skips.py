@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.contract.base import split_non_finite
 from engine.contract.commands import Command, CommandKind
-from engine.contract.job import TrainedStage
+from engine.contract.stages import TrainedStage
 from engine.learner.base import Sample
 from engine.sink.disk import replace_file
 from engine.stages.carryover import CarryOver

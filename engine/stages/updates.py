@@ -4,11 +4,13 @@ Groups are dealt whole to the step's updates, so that no group's advantages are 
 learned from once. Leaves out the loss itself (``engine.objective``) and which rollouts are kept (``scoring.py``).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.contract.job import Recipe, RlStage
+from engine.contract.job import Recipe
+from engine.contract.stages import RlStage
 from engine.contract.trajectory import Trajectory
 from engine.learner.base import Learner, Sample
 from engine.learner.schedule import rate_factor
@@ -47,6 +49,8 @@ class Updater:
     recipe: Recipe
     stage: RlStage
     learner: Learner
+    version: int
+    """Of the learner's weights: what the engines sampled by in this step. Older rollouts were carried into it."""
 
     def update(self, step: int, groups: Sequence[Group]) -> StepUpdates:
         """All updates of a step; without anything kept, only the check of sampler against learner.
@@ -55,34 +59,48 @@ class Updater:
         """
         kept = [group for group in groups if group.kept]
         if not kept:
-            gaps = gaps_without_update(self.learner, groups)
+            gaps = gaps_without_update(self.learner, groups, self.version)
             self._refuse_gap(step, gaps)
             return StepUpdates({**gaps, "kept_rollouts": 0.0, "empty": 1.0, "lr": 0.0})
-        parts = deal(kept, self.stage.updates_per_step)
-        batches = self._with_other_policies([[sample_of(t) for g in part for t in g.kept] for part in parts])
+        parts = [[t for group in part for t in group.kept] for part in deal(kept, self.stage.updates_per_step)]
+        aged = any(fresh_from(t, self.version) > 0 for part in parts for t in part)
+        batches = self._with_other_policies([[sample_of(t) for t in part] for part in parts], aged)
+        gaps = self._gaps_of_fresh(step, parts, batches) if aged else {}
         lr_scale = rate_factor(self.stage, step) * self._caution(kept)
-        done = [self._one(step, batch, lr_scale) for batch in batches]
-        metrics = merged([update.metrics for update in done])
+        done = [self._one(step, batch, lr_scale, aged) for batch in batches]
+        metrics = {**merged([update.metrics for update in done]), **gaps}
         return StepUpdates({**metrics, "kept_rollouts": float(sum(map(len, batches))), "empty": 0.0}, done)
 
-    def _one(self, step: int, batch: Sequence[Sample], lr_scale: float) -> DoneUpdate:
+    def _one(self, step: int, batch: Sequence[Sample], lr_scale: float, aged: bool) -> DoneUpdate:
         constant = float(len(batch) * self.stage.max_response_tokens)
         normaliser = constant if self.stage.loss_denominator == "constant" else None
         result = self.learner.rl_update(batch, lr_scale=lr_scale, normaliser=normaliser)
         update = DoneUpdate(batch, result.metrics)
         gap = result.metrics.get("logprob_gap_max", math.nan)
-        if not (update.skipped and math.isnan(gap)):  # a loss of NaN has a gap of NaN: the skip is acted on instead
+        broken = update.skipped and math.isnan(gap)  # a loss of NaN has a gap of NaN: the skip is acted on instead
+        if not (aged or broken):
             self._refuse_gap(step, result.metrics)
         return update
 
-    def _with_other_policies(self, batches: list[list[Sample]]) -> list[list[Sample]]:
+    def _gaps_of_fresh(
+        self, step: int, parts: Sequence[Sequence[Trajectory]], batches: Sequence[Sequence[Sample]]
+    ) -> dict[str, float]:
+        """Sampler against learner where rollouts are of several policy steps: on what the present one sampled."""
+        trajectories = [trajectory for part in parts for trajectory in part]
+        rows = [sample.old_logprobs for batch in batches for sample in batch]
+        gaps = gaps_of(trajectories, rows, self.version)
+        self._refuse_gap(step, gaps)
+        return gaps
+
+    def _with_other_policies(self, batches: list[list[Sample]], aged: bool) -> list[list[Sample]]:
         """Log-probabilities under the learner before the first update, and under the reference, where they are used.
 
-        One update whose tokens carry no weight is its own behaviour policy and needs no extra pass.
+        One update whose tokens carry no weight, and that none but the present policy sampled, is its own behaviour
+        policy and needs no extra pass.
         """
         flat = [sample for batch in batches for sample in batch]
         nothing: list[Sequence[float]] = [()] * len(flat)
-        weighed = len(batches) > 1 or self.recipe.weighs_sampler(self.stage)
+        weighed = aged or len(batches) > 1 or self.recipe.weighs_sampler(self.stage)
         old = self.learner.logprobs(flat) if weighed else nothing
         reference = self.learner.reference_logprobs(flat) if self.stage.kl_beta > 0 else nothing
         filled = (
@@ -139,15 +157,30 @@ def sample_of(trajectory: Trajectory) -> Sample:
     )
 
 
-def gaps_without_update(learner: Learner, groups: Sequence[Group]) -> dict[str, float]:
+def fresh_from(trajectory: Trajectory, version: int) -> int:
+    """First position of a response that the weights of ``version``, the newest, sampled; its length if none is."""
+    if trajectory.last_version != version:
+        return len(trajectory.ids)
+    return trajectory.policy_steps[-1][0] if trajectory.policy_steps else 0
+
+
+def gaps_without_update(learner: Learner, groups: Sequence[Group], version: int) -> dict[str, float]:
     """Sampler against learner on a few trajectories; without any, there is nothing to differ about."""
-    some = [sample_of(t) for group in groups for t in group.trajectories][:CHECKED_WITHOUT_UPDATE]
-    gaps = [
-        abs(ours - theirs)
-        for sample, row in zip(some, learner.logprobs(some) if some else [], strict=True)
-        for ours, theirs, trained in zip(row, sample.logprobs, sample.trained, strict=True)
-        if trained
-    ]
+    some = [t for group in groups for t in group.trajectories][:CHECKED_WITHOUT_UPDATE]
+    return gaps_of(some, learner.logprobs([sample_of(t) for t in some]) if some else [], version)
+
+
+def gaps_of(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[float]], version: int) -> dict[str, float]:
+    """Differences of log-probabilities: the sampler's, and the learner's in ``rows`` (prompt and response).
+
+    Only of tokens that ``version`` sampled: those of older policy steps differ for good reason.
+    """
+    gaps: list[float] = []
+    for trajectory, row in zip(trajectories, rows, strict=True):
+        start = fresh_from(trajectory, version)
+        own = trajectory.sampled[start:]
+        ours, theirs = row[len(trajectory.prompt_ids) + start :], trajectory.logprobs[start:]
+        gaps += [abs(a - b) for a, b in itertools.compress(zip(ours, theirs, strict=True), own)]
     return {"logprob_gap_max": largest(gaps) if gaps else 0.0, "logprob_gap_mean": sum(gaps) / max(1, len(gaps))}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from engine.contract.events import StepFinished
+from engine.interop.engine_timeline import Moment, shown_values
 from engine.view.history import History
 from engine.view.wording import NOTHING, Format, count, duration, percent, plain
 
@@ -210,6 +211,79 @@ def phase_seconds(history: History) -> Chart:
     return Chart(empty.name, empty.title, empty.question, words, figure, ["RL step", "stage", *phases], rows)
 
 
+def engines_busy(history: History) -> Chart:
+    """Where rollouts are, all engines together."""
+    lines = [
+        Line("engines.in_flight", "in flight", BLUE),
+        Line("engines.in_tools", "waiting for a tool", ORANGE),
+        Line("engines.queued", "not admitted yet", GREY, "dot"),
+    ]
+    return _timeline(
+        history, "engines", "Rollouts in the engines", "Are the engines full, and what do rollouts wait for?", lines
+    )
+
+
+def engines_cache(history: History) -> Chart:
+    """KV caches: used, and what the rollouts in flight are expected to need at their peak."""
+    lines = [
+        Line("engines.kv_usage.mean", "used, mean of engines", BLUE),
+        Line("engines.kv_usage.max", "used, fullest", BLUE, "dot"),
+        Line("engines.expected.mean", "expected at the peak, mean", TEAL),
+        Line("engines.expected.max", "expected at the peak, fullest", TEAL, "dot"),
+    ]
+    question = "Is the KV cache well used, and does what is admitted fit?"
+    return _timeline(history, "kv-cache", "KV cache of the engines", question, lines, percent)
+
+
+def engines_lost(history: History) -> Chart:
+    """Work done twice because caches were full; counters of engines, since they started."""
+    lines = [
+        Line("engines.preemptions", "preemptions", RED),
+        Line("engines.reprefilled_tokens", "re-prefilled tokens", ORANGE, "dash"),
+    ]
+    question = "How much work do full caches cost?"
+    return _timeline(history, "lost", "Preemptions and re-prefilled tokens", question, lines, count)
+
+
+def _timeline(
+    history: History, name: str, title: str, question: str, lines: Sequence[Line], show: Format = count
+) -> Chart:
+    """Figures of the engines over the minutes since the run began."""
+    rows = [(moment, shown_values(moment.engines)) for moment in history.engines]
+    told = [line for line in lines if any(line.key in values for _, values in rows)]
+    if not told:
+        return Chart(name, title, question, "Nothing yet: no rollout engine has told of its load.")
+    minutes = [(moment.at - (history.started_at or 0.0)) / 60 for moment, _ in rows]
+    figure = _figure()
+    for line in told:
+        figure.add_scatter(
+            x=minutes,
+            y=[values.get(line.key) for _, values in rows],
+            name=line.label,
+            mode="lines",
+            line={"color": line.colour, "dash": line.dash, "width": 2},
+            hovertemplate="%{y:.1%}" if show is percent else "%{y:,.4~g}",
+        )
+    figure.update_yaxes(rangemode="tozero", tickformat=".0%" if show is percent else "")
+    figure.update_xaxes(title={"text": "minutes since the run started", "font": {"size": 12}}, hoverformat=".2f")
+    figure.update_layout(legend={"y": -0.26})  # below the title of the axis
+    head = ["minute", "step", *(line.label for line in told)]
+    table = [
+        [f"{at:.2f}", f"{moment.stage} {moment.step}", *(_shown(values.get(line.key), show) for line in told)]
+        for at, (moment, values) in zip(minutes, rows, strict=True)
+    ]
+    words = "; ".join(f"{line.label}: at most {show(_most(rows, line.key))}" for line in told) + "."
+    return Chart(name, title, question, words, figure, head, table)
+
+
+def _most(rows: Sequence[tuple[Moment, Mapping[str, float]]], key: str) -> float:
+    return max(values[key] for _, values in rows if key in values)
+
+
+def _shown(value: float | None, show: Format) -> str:
+    return NOTHING if value is None else show(value)
+
+
 def _seconds(body: StepFinished, phase: str) -> str:
     return f"{body.seconds[phase]:.2f}" if phase in body.seconds else NOTHING
 
@@ -341,4 +415,7 @@ _CHARTS: tuple[Callable[[History], Chart], ...] = (
     sft_loss,
     tokens_per_s,
     phase_seconds,
+    engines_busy,
+    engines_cache,
+    engines_lost,
 )

@@ -12,6 +12,7 @@ from engine.contract.commands import CommandKind
 from engine.contract.events import (
     CheckpointSaved,
     CommandApplied,
+    EngineLoad,
     EvalFinished,
     Event,
     LogLine,
@@ -24,6 +25,7 @@ from engine.contract.events import (
     StageStarted,
     StepFinished,
 )
+from engine.interop.engine_timeline import MOST_MOMENTS, Moment, moments, surplus
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class History:
     resumptions: list[Resumption] = field(default_factory=list)
     warnings: list[LogLine] = field(default_factory=list)
     checkpoints: int = 0
+    engines: list[Moment] = field(default_factory=list)
+    """What the rollout engines told over time, thinned; all attempts, also of steps that were done again."""
 
     def of_kind(self, kind: str) -> list[StageHistory]:
         return [stage for stage in self.stages.values() if stage.kind == kind]
@@ -126,6 +130,7 @@ def fold_history(events: Iterable[Event]) -> History:
         _apply(history, event)
     _end_pause(history, history.last_at or 0.0)
     history.busy_s += (history.last_at or 0.0) - attempt_began
+    _thin_engines(history)
     return history
 
 
@@ -148,6 +153,8 @@ def _apply(history: History, event: Event) -> None:
             _stage(history, body.stage, "rl").steps[body.step] = body
         case SandboxLoad() as body:
             _stage(history, body.stage, "rl").loads[body.step] = body
+        case EngineLoad() as body:
+            _engine_load(history, event, body)
         case EvalFinished() as body:
             _stage(history, body.stage, "eval").evaluation = body
         case StageFinished() as body:
@@ -164,6 +171,20 @@ def _apply(history: History, event: Event) -> None:
             history.outcome = Outcome("stopped", body.reason)
         case RunFailed() as body:
             history.outcome = Outcome("failed", f"{body.error}: {body.message}")
+
+
+def _engine_load(history: History, event: Event, body: EngineLoad) -> None:
+    """A week of engines telling their load would not fit into memory: thin it now and then."""
+    last = history.engines.pop() if history.engines else None
+    found = moments([(event, body)], last)
+    history.engines += found if last is None or found[0] is last else [last, *found]
+    if len(history.engines) > 2 * MOST_MOMENTS:
+        _thin_engines(history)
+
+
+def _thin_engines(history: History) -> None:
+    gone = set(surplus([moment.at for moment in history.engines]))
+    history.engines = [moment for place, moment in enumerate(history.engines) if place not in gone]
 
 
 def _command(history: History, body: CommandApplied, at: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from engine.contract.commands import CommandKind
 from engine.contract.events import (
     CommandApplied,
+    EngineLoad,
     EvalFinished,
     Event,
     GroupFinished,
@@ -24,6 +25,7 @@ from engine.contract.events import (
     StageStarted,
     StepFinished,
 )
+from engine.interop.engine_timeline import Moment, moments
 
 RECENT = 10  # steps that the running picture covers
 
@@ -76,6 +78,8 @@ class Picture:
     last_step: StepFinished | None = None
     last_eval: EvalFinished | None = None
     last_load: SandboxLoad | None = None
+    engines: Moment | None = None
+    """What the rollout engines told last."""
     recent: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=RECENT))
     over: bool = False
     paused_by: str = ""
@@ -97,6 +101,8 @@ class Picture:
                 self.last_eval = body
             case SandboxLoad() as body:
                 self.last_load = body
+            case EngineLoad() as body:
+                (self.engines,) = moments([(event, body)], self.engines)
             case StageFinished() as body:
                 self._finish(body, event.at)
             case CommandApplied() as body:
@@ -123,6 +129,7 @@ class Picture:
                 earlier.done = earlier.total  # done by an earlier attempt
         self.stages[body.stage] = stage
         self.stage, self.phase, self.last_step, self.last_load = stage, None, None, None
+        self.engines = None
         self.recent.clear()
 
     def _group(self, body: GroupFinished, at: float) -> None:

@@ -24,6 +24,7 @@ from engine.contract.events import (
     EvalFinished,
     Event,
     LogLine,
+    Phase,
     RunFailed,
     RunFinished,
     RunStarted,
@@ -32,6 +33,7 @@ from engine.contract.events import (
     StageStarted,
     StepFinished,
 )
+from engine.interop.engine_timeline import Engines, shown_values
 from engine.view.picture import Picture, StageProgress
 from engine.view.wording import NOTHING, Measure, count, counted, duration, mean, percent, plain, say, sparkline
 
@@ -204,6 +206,8 @@ def draw(picture: Picture, now: float) -> RenderableType:
         parts.append(_bars(picture, now))
     if not picture.over:
         parts.append(_doing(picture))
+        if picture.engines is not None and picture.phase == Phase.sampling:
+            parts.append(Text(engines_in_words(picture.engines.engines), style="dim"))
     if picture.last_step is not None or picture.last_eval is not None:
         parts.append(_numbers(picture))
     return Group(*parts)
@@ -276,6 +280,24 @@ def calls_in_words(load: SandboxLoad) -> str:
     if load.wall_p99_s is not None and load.queued_p99_s is not None:
         parts.append(f"p99 {duration(load.wall_p99_s)} after {duration(load.queued_p99_s)} in the queue")
     return " · ".join(parts)
+
+
+def engines_in_words(engines: Engines) -> str:
+    """``2 engines: 14 rollouts in flight, 3 in tools, 5 queued, KV cache 62.0%, fullest 71.0%``."""
+    values = shown_values(engines)
+    parts = [
+        f"{count(values[key])} {name}"
+        for key, name in (
+            ("engines.in_flight", "rollouts in flight"),
+            ("engines.in_tools", "in tools"),
+            ("engines.queued", "queued"),
+        )
+        if key in values
+    ]
+    if "engines.kv_usage.mean" in values:
+        fullest = f", fullest {percent(values['engines.kv_usage.max'])}" if len(engines) > 1 else ""
+        parts.append(f"KV cache {percent(values['engines.kv_usage.mean'])}{fullest}")
+    return f"{len(engines)} engine{'s' if len(engines) > 1 else ''}: {', '.join(parts) or 'nothing told'}"
 
 
 def _measure_row(picture: Picture, measure: Measure) -> tuple[str, str, str, str]:

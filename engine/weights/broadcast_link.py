@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from engine.learner.base import Learner, TransferGroup, WeightSpec
 from engine.rollout.base import EngineUnavailable, RolloutEngine, WeightReceiver, Weights
-from engine.rollout.pool import Send
+from engine.rollout.fleet import Send
 from engine.weights.base import LearnerThread, refuse_without_head
 from engine.weights.file_link import FileLink
 from engine.weights.ports import reserved_port

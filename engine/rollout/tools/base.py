@@ -45,6 +45,11 @@ class RolloutScope:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a tool has kept something: the rollout cannot go on without it."""
+        return bool(self._kept)
+
     async def keep(self, owner: Hashable, opened: Callable[[], AbstractAsyncContextManager[_T]]) -> _T:
         """What ``owner`` (the tool, or a name) keeps in this rollout; the first call opens it."""
         async with self._opening:

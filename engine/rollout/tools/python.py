@@ -43,6 +43,7 @@ PYTHON_SESSION_TOOL = ToolSpec(
 
 _CARETS = re.compile(r"[ ~^]*")
 _UNTRACED_LINES = 5
+_READ_CHARS = 1 << 16
 
 
 class PythonTool:
@@ -145,8 +146,9 @@ def _failure(result: ExecResult, limits: Limits) -> str:
 def traceback_tail(stderr: str) -> str:
     """The innermost frame and the message: what a person reads first, and short.
 
-    Lines of carets are left out. Without a traceback the last lines stay.
+    Lines of carets are left out. Without a traceback the last lines stay. Of megabytes only the end is read.
     """
-    lines = [line for line in stderr.strip("\n").splitlines() if line.strip() and not _CARETS.fullmatch(line)]
+    end = stderr[-_READ_CHARS:].strip("\n")
+    lines = [line for line in end.splitlines() if line.strip() and not _CARETS.fullmatch(line)]
     frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
     return "\n".join(lines[frames[-1] :] if frames else lines[-_UNTRACED_LINES:])

@@ -6,11 +6,12 @@ not be checked later is refused when the tool is described. Leaves out reading c
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError, ValidationError  # type: ignore[import-untyped]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _QUOTED_CHARS = 60
 _MESSAGE_CHARS = 200
@@ -23,10 +24,15 @@ class ToolSpec:
     name: str
     description: str
     parameters: dict[str, Any]
+    _validators: Mapping[str | None, Draft202012Validator] = field(init=False, repr=False, compare=False)
+    """Of each argument, and by None of all together. Made once: every call is checked on the event loop."""
 
     def __post_init__(self) -> None:
         if problem := _spec_problem(self.name, self.parameters):
             raise ValueError(f"tool {self.name}: {problem}")
+        schemas = [*self.properties.items(), (None, self.parameters)]
+        validators = {name: Draft202012Validator(schema) for name, schema in schemas}
+        object.__setattr__(self, "_validators", validators)
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -50,9 +56,9 @@ class ToolSpec:
         for name, value in arguments.items():
             if name not in self.properties:
                 return f"unknown argument {quoted(name)}"
-            if problem := _value_problem(value, self.properties[name]):
+            if problem := _value_problem(value, self._validators[name]):
                 return f"argument {name} {problem}"
-        if problem := _value_problem(arguments, self.parameters):  # what the schema says of them together
+        if problem := _value_problem(arguments, self._validators[None]):  # what the schema says of them together
             return f"the object of arguments {problem}"
         return None
 
@@ -114,11 +120,11 @@ def _inner(value: object) -> Iterator[object]:
         yield from value
 
 
-def _value_problem(value: object, schema: Mapping[str, Any]) -> str | None:
+def _value_problem(value: object, validator: Draft202012Validator) -> str | None:
     try:
-        if any(_has_lone_surrogate(text) for text in _texts(value)):  # no UTF-8 exists for it: nothing can take it
+        if any(map(_SURROGATE.search, _texts(value))):  # no UTF-8 exists for it: nothing can take it
             return "holds a lone surrogate escape, which is no character"
-        error = next(iter(Draft202012Validator(schema).iter_errors(value)), None)
+        error = next(iter(validator.iter_errors(value)), None)
     except RecursionError:
         return "is nested too deeply"
     return None if error is None else _in_words(error, value)
@@ -143,7 +149,3 @@ def _texts(value: object) -> Iterator[str]:
         yield from value
     for inner in _inner(value):
         yield from _texts(inner)
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from engine.bench.architecture import Architecture, UnknownModel
-from engine.contract.job import Lora, TinyModel
+from engine.contract.models import TinyModel
+from engine.contract.stages import Lora
 from tests.engine.bench.conftest import QWEN3_06B
 
 

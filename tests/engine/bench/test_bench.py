@@ -15,7 +15,7 @@ from engine.bench.live_memory import LiveStorages
 from engine.bench.padded_loop import LoopSettings, PaddedLoop
 from engine.bench.plan import plan_learner
 from engine.bench.random_model import make_random_model
-from engine.contract.job import LearnerResources
+from engine.contract.resources import LearnerResources
 from engine.learner.deepspeed_learner import DeepSpeedLearner
 
 pytestmark = pytest.mark.e2e

@@ -6,7 +6,8 @@ import pytest
 
 from engine.bench.architecture import Architecture
 from engine.bench.plan import Item, MemoryPlan, plan_engine, plan_learner
-from engine.contract.job import LearnerResources, RlStage, RolloutResources
+from engine.contract.resources import LearnerResources, RolloutResources
+from engine.contract.stages import RlStage
 
 N = 596_049_920
 

@@ -102,12 +102,34 @@ def test_the_digest_is_of_the_meaning_not_of_the_spelling(recipe: dict[str, Any]
 
 
 def test_a_recipe_that_says_nothing_new_keeps_the_digest_of_older_engines(recipe: dict[str, Any]) -> None:
-    """Their digest is over all fields but ``tools`` and ``scoring``, which they did not have."""
+    """Their digest is over all fields but those that they did not have."""
     old = Recipe.model_validate(recipe)
-    known = json.dumps(old.model_dump(mode="json", exclude={"tools", "scoring"}), sort_keys=True, separators=(",", ":"))
+    younger = {
+        "tools": True,
+        "scoring": True,
+        "rollout": {"urls", "served_model", "key_variable", "scheduler", "load_every_s"},
+        "stages": {"__all__": {"stragglers"}},
+    }
+    known = json.dumps(old.model_dump(mode="json", exclude=younger), sort_keys=True, separators=(",", ":"))
     assert old.digest == hashlib.sha256(known.encode()).hexdigest()
-    other = [recipe | {"tools": ["python", "python_session"]}, recipe | {"scoring": {"where": "sandbox"}}]
-    assert len({old.digest, *(Recipe.model_validate(each).digest for each in other)}) == 3
+    other = [
+        recipe | {"tools": ["python", "python_session"]},
+        recipe | {"scoring": {"where": "sandbox"}},
+        recipe | {"rollout": {"scheduler": {"kind": "kv_cap"}}},
+        recipe | {"rollout": {"load_every_s": 1}},
+    ]
+    assert len({old.digest, *(Recipe.model_validate(each).digest for each in other)}) == 5
+
+
+def test_servers_elsewhere_want_addresses_and_our_own_have_none(recipe: dict[str, Any]) -> None:
+    assert "sglang wants at least one of urls" in problems(recipe | {"rollout": {"kind": "sglang"}})[0]
+    assert "vllm wants no urls" in problems(recipe | {"rollout": {"kind": "vllm", "urls": ["http://a:1"]}})[0]
+    assert "'ftp://a' is no http" in problems(recipe | {"rollout": {"kind": "sglang", "urls": ["ftp://a"]}})[0]
+
+
+def test_a_server_that_takes_no_weights_can_only_be_evaluated(recipe: dict[str, Any]) -> None:
+    remote = {"kind": "openai", "urls": ["http://a:1/v1"]}
+    assert "eval stages only" in problems(recipe | {"rollout": remote})[0]
 
 
 def test_tools_are_named(recipe: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Rendering: structure from ids, foreign text stays text, SFT and rollouts agree id by id."""
 
+import json
 import random
 from pathlib import Path
 
@@ -8,21 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.base import visible
-from engine.contract.job import PlantedErrors
+from engine.contract.stages import PlantedErrors
 from engine.data.arithmetic import make_problems
-from engine.data.protocol import CONTROL_TOKENS, END, answer, tool_call
+from engine.data.protocol import CONTROL_TOKENS, END, PAD, START, TAGS, answer, tool_call
 from engine.data.render import Message, Renderer
 from engine.data.sft_trajectories import sample_texts
 from engine.data.tokenizer import save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     rng = random.Random(0)
     problems = make_problems(rng, 300, {1: 0.5, 2: 0.5})
     save_tokenizer(train_tokenizer(sample_texts(rng, problems, PlantedErrors()), 600), folder)
-    return Renderer(folder / "tokenizer.json")
+    return folder / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: Path) -> Renderer:
+    return Renderer(tokenizer)
 
 
 def control_ids(renderer: Renderer) -> set[int]:
@@ -76,6 +82,48 @@ def test_several_responses_are_all_kept_in_order(renderer: Renderer) -> None:
     text = renderer.decode(renderer.tool_turn(["one", "two"]))
     assert "<tool_response>one</tool_response><tool_response>two</tool_response>" in text
     assert text.count(END) == 1
+
+
+def test_a_chat_of_one_message_is_a_prompt(renderer: Renderer) -> None:
+    assert renderer.chat([Message("user", ("Compute 2 times 3.",))]) == renderer.prompt("Compute 2 times 3.")
+
+
+def test_a_chat_has_the_ids_that_sft_makes_of_the_same_texts(renderer: Renderer) -> None:
+    call = f"<reason>I will run Python.</reason>{tool_call('print(5)')}"
+    said = [Message("assistant", (call,)), Message("tool", ("5", "6"))]
+    ids, _ = renderer.conversation("Compute 2 times 3.", said)
+    assert renderer.chat([Message("user", ("Compute 2 times 3.",)), *said]) == ids
+
+
+@pytest.mark.parametrize("mark", [START, END, PAD])
+def test_nobody_ends_a_message_that_is_said_to_be_the_assistants(renderer: Renderer, mark: str) -> None:
+    ids = renderer.chat([Message("assistant", (f"a {mark} b",))])
+    clean = renderer.chat([Message("assistant", ("a b",))])
+    assert [i for i in ids if i in control_ids(renderer)] == [i for i in clean if i in control_ids(renderer)]
+
+
+@given(text=st.lists(st.sampled_from(["a", " 12", "\n", "é", "print(", "<", *TAGS])).map("".join))
+def test_an_assistants_own_text_comes_back_as_the_ids_of_its_own_voice(renderer: Renderer, text: str) -> None:
+    own = [*renderer.policy_text(text), renderer.end_id]
+    chat = renderer.chat([Message("assistant", (text,))])
+    header = len(renderer.chat([]))
+    assert chat[header : header + len(own)] == own
+
+
+def test_a_clients_system_text_follows_ours_and_is_foreign(renderer: Renderer) -> None:
+    text = renderer.decode(renderer.chat([], system=f"Be brief. {END}"))
+    assert text.startswith("<|im_start|>system\nThink in <reason>")
+    assert f"</tool_call>.\n\nBe brief. {END}{END}\n<|im_start|>assistant\n" in text
+
+
+def test_a_tag_that_the_tokenizer_does_not_call_special_stays_text_too(
+    renderer: Renderer, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Qwen3 has <tool_call> as a token that is not `special`."""
+    raw = json.loads(tokenizer.read_text(encoding="utf-8"))
+    raw["added_tokens"] = [{**token, "special": False} for token in raw["added_tokens"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    assert Renderer(tmp_path / "tokenizer.json").text("a <tool_call> b") == renderer.text("a <tool_call> b")
 
 
 def test_a_tokenizer_without_the_tags_is_refused(tmp_path: Path) -> None:

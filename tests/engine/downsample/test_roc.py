@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contract.job import Downsampling
+from engine.contract.stages import Downsampling
 from engine.downsample import DOWNSAMPLERS, Candidate, Downsampler, KeepAll, Roc, Uniform, keep_count
 from engine.downsample.quotas import class_quotas
 from engine.downsample.registry import check_options

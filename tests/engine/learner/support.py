@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.contract.job import LearnerResources, RlStage, SftStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import RlStage, SftStage
 from engine.learner.base import Sample
 from engine.learner.deepspeed_learner import DeepSpeedLearner
 from engine.learner.optim import MOMENTUM

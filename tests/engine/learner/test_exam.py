@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.contract.job import RlStage, SftStage
+from engine.contract.stages import RlStage, SftStage
 from engine.learner.base import CheckpointMismatch, Learner, Sample
 from engine.learner.opening import open_rl_learner, open_sft_learner
 from tests.engine.learner.support import make_folder, resources, rl_stage, samples, sft_stage

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.contract.job import Lora
+from engine.contract.stages import Lora
 from engine.learner.base import Sample
 from engine.learner.packing import Pack, pack_batch
 from engine.learner.policy_model import ModelSettings, PolicyModel, write_model

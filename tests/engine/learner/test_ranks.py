@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.job import RlStage, SftStage
+from engine.contract.stages import RlStage, SftStage
 from engine.learner import ranks
 from engine.learner.base import CheckpointMismatch, Sample, TransferGroup, UpdateResult, WeightSpec
 from engine.learner.opening import Opening

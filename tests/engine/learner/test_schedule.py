@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.learner.schedule import rate_factor
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from engine.contract.job import RlStage, SftStage
+from engine.contract.stages import RlStage, SftStage
 from engine.learner.base import CheckpointMismatch, Sample, TransferGroup, UpdateResult, WeightSpec
 
 State = dict[str, Tensor]

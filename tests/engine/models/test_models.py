@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.contract.job import FolderModel, TinyModel
+from engine.contract.models import FolderModel, TinyModel
 from engine.data.protocol import CONTROL_TOKENS, END
 from engine.data.render import Renderer
 from engine.models.folder import ensure_model

@@ -6,7 +6,7 @@ from typing import Self, get_args
 import pytest
 import torch
 
-from engine.contract.job import RlStage
+from engine.contract.stages import RlStage
 from engine.objective import registry
 from engine.objective.base import LossTerms, Objective, Tokens
 from engine.objective.grpo import Grpo

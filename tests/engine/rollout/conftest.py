@@ -96,7 +96,7 @@ class Conversation:
         self.requests.append(request)
         return await self.engine.generate(request)
 
-    async def run(self, *, problem: str = "p", generate=None, **limits):
+    async def run(self, *, problem="p", generate=None, prompt_ids=None, listen=None, stop=None, begun=None, **limits):
         await self.engine.start()
         settings = {
             "context_tokens": 2048,
@@ -106,12 +106,15 @@ class Conversation:
             "tool_response_chars": 200,
         }
         return await run_rollout(
-            RolloutTask("rl", 3, "g7", 1, "p1", problem, "42", u=0.5),
+            RolloutTask("rl", 3, "g7", 1, "p1", problem, "42", u=0.5, prompt_ids=prompt_ids),
             generate=generate or self.generate,
             sandbox=self.sandbox,
             renderer=self.renderer,
             tools=self.tools,
             limits=TurnLimits(**{**settings, **limits}),
+            listen=listen,
+            stop=stop,
+            begun=begun,
         )
 
 

@@ -3,12 +3,17 @@
 import asyncio
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from engine.contract.trajectory import StopReason
-from engine.rollout.agent import MixedVersions, RolloutAborted, TurnLimits, answer_calls
+from engine.data.render import Renderer
+from engine.data.tokenizer import save_tokenizer, train_tokenizer
+from engine.rollout.agent import MixedVersions, RolloutAborted, TurnLimits
 from engine.rollout.base import EngineUnavailable, FinishReason, Generation
+from engine.rollout.calls import answer_calls
 from engine.rollout.toolcalls import truncate_middle
 from engine.rollout.tools.base import RolloutScope, ToolContext
 from engine.rollout.tools.python import NO_OUTPUT, PythonTool, traceback_tail
@@ -389,3 +394,16 @@ async def test_calls_can_be_answered_outside_of_a_rollout(call, sandbox, convers
     records = await answer_calls(call("1"), tools=(PythonTool(),), context=context, limits=limits)
     assert [record.response for record in records] == ["1"]
     assert math.isclose(records[0].wall_s, 0.25)
+
+
+def test_f099_threads_may_share_a_renderer(tmp_path: Path) -> None:
+    """Nothing of its tokenizers is changed after it was made."""
+    save_tokenizer(train_tokenizer([], 300), tmp_path)
+    renderer = Renderer(tmp_path / "tokenizer.json")
+
+    def work(number: int) -> bool:
+        text = f"<tool_call>{number} é<|im_end|></tool_call>" * (number % 7 + 1)
+        return renderer.decode(renderer.text(text)) == text == renderer.decode(renderer.policy_text(text))
+
+    with ThreadPoolExecutor(32) as threads:
+        assert all(threads.map(work, range(640)))

@@ -1,7 +1,8 @@
-"""The exam of rollout engines: what ``RolloutEngine`` promises, asked of the twin and of a real vLLM.
+"""The exam of rollout engines: what ``RolloutEngine`` promises, asked of the twin, of servers and of a real vLLM.
 
-vLLM runs a tiny random Qwen3 with tied embeddings in fp32; one server for all questions, started again once
-by the question about dying.
+SGLang and the OpenAI-compatible server are stubs with a twin behind recorded answers; the second sits the questions
+that need no weights. vLLM runs a tiny random Qwen3 with tied embeddings in fp32; one server for all questions, started
+again once by the question about dying.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +22,17 @@ import pytest_asyncio
 
 from engine.learner.base import TransferGroup, WeightSpec
 from engine.rollout.base import EngineUnavailable, FinishReason, GenerateRequest, Generation, RolloutEngine
+from engine.rollout.openai_engine import OpenAiEngine
+from engine.rollout.place import Place
 from engine.rollout.pool import EnginePool
+from engine.rollout.scheduling.base import Size
 from engine.rollout.scripted_engine import LOGPROB, ScriptedEngine
+from engine.rollout.server_client import ServerClient
+from engine.rollout.sglang_engine import SglangEngine
 from engine.rollout.vllm_engine import VllmEngine
 from engine.weights.broadcast_link import BroadcastLink
 from engine.weights.file_link import FileLink
+from tests.engine.rollout.stub_servers import OpenAi, Sglang, Twin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,6 +40,10 @@ ROOT = Path(__file__).parents[3]
 VOCABULARY = 260
 CONTEXT = 512
 PROMPT = [5, 6, 7, 8]
+
+VLLM = pytest.param("vllm", marks=pytest.mark.e2e)
+TAKES_WEIGHTS = pytest.mark.parametrize("sat", ["scripted", "sglang", VLLM], indirect=True, scope="module")
+TELLS_LOAD = TAKES_WEIGHTS
 
 
 @dataclass
@@ -42,7 +54,7 @@ class Sitting:
     pool: EnginePool
     weights: tuple[Path, Path]
     kill: Callable[[], None]
-    real: bool
+    real: bool = False
 
 
 class Sender:
@@ -157,30 +169,67 @@ def shared_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("exam")
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["scripted", pytest.param("vllm", marks=pytest.mark.e2e)]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["scripted", "sglang", VLLM, "openai"])
 async def sat(request, shared_folder) -> AsyncIterator[Sitting]:
     folder = shared_folder / request.param
     folder.mkdir()
-    real = request.param == "vllm"
-    write = write_tiny_qwen3 if real else write_scribble
+    write = write_tiny_qwen3 if request.param == "vllm" else write_scribble
     weights = (write(folder / "A", 1), write(folder / "B", 2))
-    if real:
-        engine = tiny_vllm("exam", weights[0], folder)
-        pool = EnginePool([engine])
-        sitting = Sitting(engine, pool, weights, lambda: os.kill(server_pid(engine), signal.SIGKILL), real)
-    else:
-        twin = ScriptedEngine("exam", babble)
-        pool = EnginePool([twin])
-        sitting = Sitting(twin, pool, weights, twin.die, real)
-    await pool.start()
-    yield sitting
-    everything = tree(sitting.engine._process.pid) if real else set()
-    await sitting.pool.close()
-    await sitting.engine.close()
+    seat = {"scripted": with_twin, "vllm": with_vllm, "sglang": with_server, "openai": with_server}[request.param]
+    async with seat(request.param, folder, weights) as sitting:
+        await sitting.pool.start()
+        yield sitting
+        await sitting.pool.close()
+        await sitting.engine.close()
+
+
+@asynccontextmanager
+async def with_twin(kind: str, folder: Path, weights: tuple[Path, Path]) -> AsyncIterator[Sitting]:
+    twin = ScriptedEngine("exam", babble)
+    yield Sitting(twin, EnginePool([twin]), weights, twin.die)
+
+
+@asynccontextmanager
+async def with_vllm(kind: str, folder: Path, weights: tuple[Path, Path]) -> AsyncIterator[Sitting]:
+    engine = tiny_vllm("exam", weights[0], folder)
+    everything: set[int] = set()
+
+    class Watched(EnginePool):
+        async def close(self) -> None:
+            everything.update(tree(engine._process.pid))
+            await super().close()
+
+    yield Sitting(engine, Watched([engine]), weights, lambda: os.kill(server_pid(engine), signal.SIGKILL), real=True)
     assert not [pid for pid in everything if alive(pid)], "closing leaves no process"
-    assert len(everything) in (0, *range(4, 9)), "guard, server, core and worker were looked for"
+    assert len(everything) in range(4, 9), "guard, server, core and worker were looked for"
+
+
+@asynccontextmanager
+async def with_server(kind: str, folder: Path, weights: tuple[Path, Path]) -> AsyncIterator[Sitting]:
+    """A stub with a twin behind it; nothing runs there once nobody asks any more."""
+    twin = ScriptedEngine("behind", babble)
+    server: Twin = Sglang(twin) if kind == "sglang" else OpenAi(twin)
+    await server.start()
+    engine = remote(kind, server.url, weights[0])
+    yield Sitting(engine, EnginePool([engine]), weights, server.crash)
+    assert (await twin.metrics())["running"] == 0
+    await server.stop()
+
+
+def remote(kind: str, url: str, model: Path) -> RolloutEngine:
+    if kind == "sglang":
+        return SglangEngine("exam", url=url, model_folder=model, max_model_tokens=CONTEXT)
+    return OpenAiEngine("exam", url=url, served_model="policy", text=OneToken(), max_model_tokens=CONTEXT)
+
+
+class OneToken:
+    """The least that is a tokenizer."""
+
+    def policy_text(self, text: str) -> list[int]:
+        return PROMPT
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "?"
 
 
 def tiny_vllm(name: str, model: Path, runtime: Path) -> VllmEngine:
@@ -223,6 +272,7 @@ async def test_greedy_is_greedy_and_sampling_is_not(sat: Sitting) -> None:
     assert len({tuple(made.ids) for made in sampled}) == 8
 
 
+@TAKES_WEIGHTS
 async def test_weights_come_and_go_exactly(sat: Sitting) -> None:
     """A, B, A again: greedy text follows, and nothing of the old state (prefix cache) is left."""
     first, second = sat.weights
@@ -239,6 +289,7 @@ async def test_weights_come_and_go_exactly(sat: Sitting) -> None:
     assert again.logprobs == pytest.approx(a.logprobs, abs=1e-5)
 
 
+@TAKES_WEIGHTS
 async def test_every_turn_is_of_one_version(sat: Sitting) -> None:
     await sat.engine.load_weights(sat.weights[0], 10)
     turns = [sat.engine.generate(ask(temperature=1.0, max_tokens=200, replica=n)) for n in range(16)]
@@ -265,6 +316,7 @@ async def agrees_with_learner(sat: Sitting, folder: Path) -> None:
     assert sum(gaps) / len(gaps) <= 1e-5
 
 
+@TAKES_WEIGHTS
 async def test_published_weights_come_and_go_exactly(sat: Sitting, link: BroadcastLink) -> None:
     """A, B, A again, the tied head included: what is served is what was published, and what the engine reports."""
     sender, made = Sender(sat.weights[0]), []
@@ -288,6 +340,7 @@ async def test_f095_what_overruns_the_context_is_refused(sat: Sitting) -> None:
     assert len(fits.ids) == 1
 
 
+@TELLS_LOAD
 async def test_capacity_and_metrics(sat: Sitting) -> None:
     capacity = await sat.engine.capacity()
     assert capacity.max_model_tokens == CONTEXT
@@ -299,6 +352,7 @@ async def test_capacity_and_metrics(sat: Sitting) -> None:
     assert after["generated_tokens"] - before["generated_tokens"] == sum(len(one.ids) for one in made)
 
 
+@TELLS_LOAD
 async def test_cancelling_a_request_frees_its_place(sat: Sitting, eventually) -> None:
     work = asyncio.ensure_future(sat.engine.generate(ask(max_tokens=500)))
     await asyncio.sleep(0)
@@ -310,15 +364,21 @@ async def test_cancelling_a_request_frees_its_place(sat: Sitting, eventually) ->
 
 # A second start of a real server takes as long as all other questions; `tests/e2e/test_engine_dies.py` is long, too.
 @pytest.mark.parametrize(
-    "sat", ["scripted", pytest.param("vllm", marks=[pytest.mark.e2e, pytest.mark.long])], indirect=True, scope="module"
+    "sat",
+    ["scripted", "sglang", pytest.param("vllm", marks=[pytest.mark.e2e, pytest.mark.long])],
+    indirect=True,
+    scope="module",
 )
 async def test_f085_killed_under_a_request_and_started_again(
     sat: Sitting, link: BroadcastLink, eventually, until_gone
 ) -> None:
     """It comes back with the weights that were published last, and takes later ones as before."""
 
-    async def one(request: GenerateRequest, engine: RolloutEngine) -> Generation:
-        return await engine.generate(request)
+    async def one(request: GenerateRequest, place: Place) -> Generation:
+        return await place.generate(request)
+
+    def size(request: GenerateRequest) -> Size:
+        return Size("p", len(request.prompt_ids), len(request.prompt_ids) + request.max_tokens)
 
     sender = Sender(sat.weights[1])
     await link.publish(sender, 41)
@@ -334,13 +394,32 @@ async def test_f085_killed_under_a_request_and_started_again(
     await until_gone(before)
     with pytest.raises(EngineUnavailable):
         await sat.engine.generate(ask())
-    (again,) = await sat.pool.run([ask()], one)
+    (again,) = await sat.pool.run([ask()], one, size=size)
     assert (sat.pool.restarts, again.version, again.ids) == (1, 41, present.ids)
     sender.folder = sat.weights[0]
     await link.publish(sender, 42)
     assert (await sat.engine.generate(ask())).ids != present.ids
     await agrees_with_learner(sat, sat.weights[0])
     sender.leave()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("sat", ["vllm"], indirect=True, scope="module")
+async def test_vllm_is_an_openai_compatible_server_that_tells_ids(sat: Sitting) -> None:
+    """The server of the other questions, asked in OpenAI's words over its socket."""
+    engine = remote("openai", "http://engine", sat.weights[0])
+    engine._client = ServerClient("exam", "http://engine/v1", socket=str(sat.engine._socket))
+    await engine.start()
+    assert engine.tells_logprobs
+    free, made = await sat.engine.generate(ask()), await engine.generate(ask())
+    assert (made.ids, made.finish) == (free.ids, FinishReason.length)
+    assert made.logprobs == pytest.approx(free.logprobs, abs=1e-5)
+    stop = free.ids[5]
+    ended = await engine.generate(ask(stop=(stop,)))
+    assert (ended.ids, ended.finish) == (free.ids[: free.ids.index(stop) + 1], FinishReason.stop)
+    with pytest.raises(ValueError, match="answered 400"):
+        await engine._sample(ask([5] * CONTEXT, max_tokens=2))
+    await engine.close()
 
 
 def learner_logprobs(folder: Path, prompt: list[int], ids: list[int]) -> list[float]:
@@ -354,6 +433,7 @@ def learner_logprobs(folder: Path, prompt: list[int], ids: list[int]) -> list[fl
     return [float(table[place, token]) for place, token in enumerate(ids)]
 
 
+@TAKES_WEIGHTS
 async def test_after_a_push_by_file_sampler_and_learner_agree(sat: Sitting, tmp_path) -> None:
     await sat.engine.load_weights(sat.weights[0], 20)
     link = FileLink(sat.engine, learner_thread=asyncio.to_thread, model_folder=sat.weights[0], fallback=tmp_path)

@@ -78,10 +78,13 @@ async def test_a_call_that_alone_fails_is_not_tried_for_ever() -> None:
 
 async def test_a_busy_sandbox_is_waited_for_while_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     """Many more tries than an outage is given, and far beyond its patience: full is not broken."""
-    waiting = Flaky(lambda number, code: code == "late" and waiting.calls.count("late") <= 30, SandboxBusy)
-    patient = PatientExecutor(waiting, patience_s=0.01)
+    clock = asyncio.get_running_loop().time
+    full_until = clock() + 0.6
+    waiting = Flaky(lambda number, code: code == "late" and clock() < full_until, SandboxBusy)
+    patient = PatientExecutor(waiting, patience_s=0.2)
     async with others_are_answered(patient):
         done = await asyncio.wait_for(patient.execute(ExecRequest(code="late")), 5)
+    assert waiting.calls.count("late") > patience.TRIES
     assert done.status is ExecStatus.OK
     assert not caplog.records
 

@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.rollout.base import EngineUnavailable, FinishReason, GenerateRequest
 from engine.rollout.scripted_engine import ScriptedEngine
@@ -76,3 +78,31 @@ async def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 async def test_before_its_start_it_is_not_there() -> None:
     with pytest.raises(EngineUnavailable):
         await ScriptedEngine("a", draw).generate(request())
+
+
+@given(cuts=st.lists(st.integers(1, 5), min_size=1, max_size=6), replica=st.integers(0, 3))
+async def test_a_turn_asked_for_in_pieces_is_the_same_turn(cuts: list[int], replica: int) -> None:
+    engine = await started()
+    whole = await engine.generate(request(replica))
+    ids: list[int] = []
+    for most in [*cuts, 8]:
+        made = await engine.generate(GenerateRequest([1, 2, *ids], most, 1.0, (0,), replica, turn_tokens=len(ids)))
+        assert len(made.ids) <= most
+        ids += made.ids
+        if made.finish is FinishReason.stop:
+            break
+    assert (ids, made.finish) == (whole.ids, FinishReason.stop)
+
+
+async def test_a_turn_that_new_weights_would_have_ended_earlier_ends_now() -> None:
+    made = await (await started()).generate(GenerateRequest([1, 2, *range(20, 30)], 8, 1.0, (0,), turn_tokens=10))
+    assert (made.ids, made.finish) == ([0], FinishReason.stop)
+
+
+@pytest.mark.parametrize("engines", [1, 4])
+async def test_f103_greedy_text_does_not_depend_on_which_engine_answers(engines: int) -> None:
+    """Exactly so for the twin; two real engines may part where two tokens are as likely to within rounding."""
+    several = [await started(f"e{number}") for number in range(engines)]
+    made = [await engine.generate(request(0, 0.0)) for engine in several]
+    alone = await (await started()).generate(request(0, 0.0))
+    assert {tuple(one.ids) for one in made} == {tuple(alone.ids)}

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from engine.contract.job import ScoringResources
+from engine.contract.resources import ScoringResources
 from engine.contract.trajectory import RewardStatus, StopReason, Trajectory, Turn
 from engine.reward import MathReward
 from engine.rollout.tools.python import VARIABLES_GONE, PythonSessionTool, PythonTool

@@ -15,6 +15,7 @@ from engine.sink import trajectories as module
 from engine.sink.disk import SinkFull
 from engine.sink.trajectories import (
     TrajectoriesUnreadable,
+    read_shipped,
     read_summaries,
     read_trajectories,
     write_trajectories,
@@ -44,6 +45,7 @@ def test_every_field_comes_back(path: Path, make_trajectory: Make) -> None:
             seconds=1.5,
             first_version=3,
             last_version=4,
+            policy_steps=((0, 3), (1, 4)),
         ),
         make_trajectory(ids=(), sampled=(), logprobs=(), prompt_ids=(), turns=()),
     ]
@@ -107,6 +109,19 @@ def test_what_people_filter_on_is_a_column(path: Path, make_trajectory: Make) ->
 def test_chosen_rows_come_in_the_order_asked(path: Path, make_trajectory: Make) -> None:
     write_trajectories(path, [make_trajectory(replica=n) for n in range(5)])
     assert [trajectory.replica for trajectory in read_trajectories(path, [4, 0])] == [4, 0]
+
+
+def test_a_file_of_before_policy_steps_were_kept_is_read(path: Path, make_trajectory: Make) -> None:
+    written = [make_trajectory()]
+    write_trajectories(path, written)
+    pq.write_table(pq.read_table(path).drop_columns(["policy_steps"]), path)
+    assert read_trajectories(path) == written
+    assert [each.policy_steps for each in read_shipped(path, "f")] == [()]
+
+
+def test_policy_steps_travel(path: Path, make_trajectory: Make) -> None:
+    write_trajectories(path, [make_trajectory(policy_steps=((0, 3), (1, 4)))])
+    assert [each.policy_steps for each in read_shipped(path, "f")] == [((0, 3), (1, 4))]
 
 
 def test_a_step_without_trajectories_has_an_empty_file(path: Path) -> None:

@@ -11,11 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.contract.events import Event, LogLine, StepFinished
-from engine.contract.job import JobSpec, Recipe, RlStage
+from engine.contract.job import JobSpec, Recipe
+from engine.contract.stages import RlStage
 from engine.contract.trajectory import Trajectory
 from engine.data.problem import Problem
 from engine.learner.base import Sample, UpdateResult
 from engine.reward import MathReward
+from engine.rollout.base import FinishReason, GenerateRequest, Generation
+from engine.rollout.pool import Failed
+from engine.rollout.scheduling.base import Size
+from engine.rollout.scheduling.lengths import LengthModel
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder
 from engine.sink.trajectories import read_trajectories
@@ -25,10 +30,11 @@ from engine.stages.context import LearnerThread, StageContext
 from engine.stages.grading import EngineGrader
 from engine.stages.progress import StageProgress
 from engine.stages.reinforce import RlStep
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask
 from sandbox.contract import ExecRequest, ExecResult, ExecStatus, SandboxStatus
 
 Answer = Callable[[Ask], Trajectory | None]
+END = 256
 Spoil = Callable[[str], ExecStatus | Exception | None]
 
 
@@ -85,23 +91,88 @@ class RecordingLearner:
         return [sample for part in self.parts for sample in part]
 
 
-class Sampled:
-    """Stands for the rollout side: answers every ask from a function, and remembers what was published."""
+class GivenRollouts:
+    """Stands for the rollout side: answers every ask from a function, by the weights that were published last."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, found: Recipe, answer: Answer) -> None:
+        self.recipe = found
+        self.renderer = SimpleNamespace(prompt=lambda text: [1, 2])
+        self.sandbox, self.tools = IdleSandbox(), ()
         self.answer = answer
+        self.lengths = LengthModel()
         self.asked: list[list[Ask]] = []
         self.published: list[int] = []
 
-    async def sample(self, asks: Sequence[Ask], stage: RlStage) -> list[Trajectory]:
+    async def ready(self) -> "GivenRollouts":
+        return self
+
+    async def run(self, asks: Sequence[Ask], one: object, *, size: Callable[[Ask], Size]) -> list[Trajectory | Failed]:
+        """As a pool's."""
         self.asked.append(list(asks))
-        return [found for ask in asks if (found := self.answer(ask)) is not None]
+        assert all(size(ask).prompt_tokens == 2 for ask in asks)
+        version = {name: (self.published or [0])[-1] for name in ("first_version", "last_version")}
+        answers = [self.answer(ask) for ask in asks]
+        return [Failed("as given") if found is None else found.model_copy(update=version) for found in answers]
 
     async def publish(self, learner: object, version: int) -> None:
         self.published.append(version)
 
-    async def metrics(self) -> dict[str, dict[str, float]]:
+    async def load(self) -> dict[str, dict[str, float]]:
         return {}
+
+
+class PacedPlace:
+    """A place on an engine that needs a turn of the event loop for each token; ``length`` is that of the filler."""
+
+    def __init__(self, rollouts: "PacedRollouts") -> None:
+        self.rollouts = rollouts
+        self.left = False
+
+    def leave(self) -> None:
+        self.left = True
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Filler, then the answer: a right one of even replicas. Log-probabilities tell the version."""
+        self.rollouts.heat.append(request.temperature)
+        version = (self.rollouts.published or [0])[-1]
+        problem = bytes(request.prompt_ids[: len(request.prompt_ids) - request.turn_tokens]).decode()
+        filler = "x" * self.rollouts.length(problem, request.replica)
+        turn = [*f"{filler}<answer>\\boxed{{{4 + request.replica % 2}}}</answer>".encode(), END]
+        ids = turn[request.turn_tokens :][: request.max_tokens]
+        self.rollouts.running += 1
+        try:
+            for _ in ids:
+                await asyncio.sleep(0)
+        finally:
+            self.rollouts.running -= 1
+        finish = FinishReason.stop if ids[-1] == END else FinishReason.length
+        return Generation(ids, [logprob_of(version)] * len(ids), finish, version)
+
+
+def logprob_of(version: int) -> float:
+    """Of every token that ``version`` samples."""
+    return -0.1 * (version + 1)
+
+
+class PacedRollouts(GivenRollouts):
+    """Rollouts that are really taken, all at once."""
+
+    def __init__(self, found: Recipe, length: Callable[[str, int], int]) -> None:
+        super().__init__(found, lambda ask: None)
+        self.length = length
+        self.renderer = SimpleNamespace(
+            prompt=lambda text: list(text.encode()), decode=lambda ids: bytes(ids).decode(), end_id=END
+        )
+        self.places: list[PacedPlace] = []
+        self.sizes: list[Size] = []
+        self.heat: list[float] = []
+        self.running = 0
+
+    async def run(self, asks: Sequence[Ask], one: Any, *, size: Callable[[Ask], Size]) -> list[Any]:
+        self.asked.append(list(asks))
+        self.sizes = [size(ask) for ask in asks]
+        self.places = [PacedPlace(self) for _ in asks]
+        return await asyncio.gather(*(one(ask, place) for ask, place in zip(asks, self.places, strict=True)))
 
 
 class IdleSandbox:
@@ -150,7 +221,7 @@ class Bench:
         job = JobSpec(run_id="r", created_at=0.0, digest=found.digest, recipe=found)
         self.folder = RunFolder.create(path / "run", job)
         (self.folder.model / "tokenizer.json").write_text("{}")
-        self.learner, self.rollouts, self.carried = RecordingLearner(gap), Sampled(answer), CarryOver()
+        self.learner, self.rollouts, self.carried = RecordingLearner(gap), GivenRollouts(found, answer), CarryOver()
         parts: Any = {"renderer": SimpleNamespace(), "sandbox": IdleSandbox(), "rollouts": self.rollouts}
         self.context = StageContext(
             recipe=found,
@@ -167,6 +238,11 @@ class Bench:
         (stage,) = found.stages
         assert isinstance(stage, RlStage)
         self.stage = stage
+
+    def take(self, length: Callable[[str, int], int]) -> PacedRollouts:
+        """Have rollouts really taken, each as long as ``length`` of problem and replica says."""
+        self.rollouts = self.context.rollouts = PacedRollouts(self.context.recipe, length)  # type: ignore[assignment]
+        return self.rollouts
 
     async def step(self, number: int = 1) -> StepFinished:
         """One step, durable."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.contract.trajectory import RewardStatus, StopReason, ToolCallRecord, Trajectory, Turn
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask
 from tests.engine.stages.bench import Bench, recipe
 
 Make = Callable[..., Trajectory]

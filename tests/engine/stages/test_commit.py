@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.events import StepFinished
-from engine.contract.job import JobSpec, Recipe, SftStage
+from engine.contract.job import JobSpec, Recipe
+from engine.contract.stages import SftStage
 from engine.learner.base import CheckpointMismatch
 from engine.sink.disk import SinkFull
 from engine.sink.run_folder import RunFolder

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.contract.job import ScoringResources
+from engine.contract.resources import ScoringResources
 from engine.contract.trajectory import RewardStatus, StopReason, Trajectory
 from engine.reward import MathReward
 from engine.reward.program import Answer

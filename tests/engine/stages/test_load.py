@@ -1,14 +1,17 @@
-"""What is told of a batch's tool calls, and of the sandbox behind them."""
+"""What is told of a batch: of its engines while it samples, of its tool calls, of the sandbox behind them."""
 
+import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from engine.contract.events import NodeLoad
 from engine.contract.trajectory import ToolCallRecord, Trajectory, Turn
-from engine.stages.load import ERRORS_TOLD, load_of_calls, sandbox_load
+from engine.stages.load import ERRORS_TOLD, EngineFigures, engine_timeline, load_of_calls, sandbox_load
 from sandbox.contract import NodeStatus, SandboxStatus, SandboxUnavailable
+from tests.engine.rollout.pools import in_no_time
 
 Make = Callable[..., Trajectory]
 
@@ -82,3 +85,52 @@ async def test_one_that_does_not_say_how_it_is_costs_no_step(make: Make, caplog:
         found = await sandbox_load("rl", 1, [make()], Telling(SandboxUnavailable("gone")))
     assert (found.calls, found.nodes, found.queued) == (1, (), None)
     assert "does not say how it is: gone" in caplog.text
+
+
+# --- the engines' timeline ---
+
+
+def in_virtual_seconds(body: Callable[[], Awaitable[None]], every_s: float) -> list[float]:
+    """When the figures are told, around ``body``."""
+
+    async def main() -> list[float]:
+        loop, told = asyncio.get_running_loop(), []
+
+        async def load() -> EngineFigures:
+            return {"e0": {"at": loop.time()}}
+
+        async with engine_timeline(load, lambda figures: told.append(figures["e0"]["at"]), every_s=every_s):
+            await body()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return told
+
+    return in_no_time(main)
+
+
+def test_engines_are_told_at_the_start_every_so_often_and_at_the_end() -> None:
+    assert in_virtual_seconds(lambda: asyncio.sleep(25), 10) == [0, 10, 20, 25]
+    assert in_virtual_seconds(lambda: asyncio.sleep(0), 10) == [0, 0]
+
+
+def test_what_fails_inside_is_passed_on_and_leaves_no_timer() -> None:
+    async def fail() -> None:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        in_virtual_seconds(fail, 10)
+
+
+def test_a_figure_that_cannot_be_written_stops_the_run() -> None:
+    async def main() -> None:
+        calls = itertools.count()
+
+        async def load() -> EngineFigures:
+            if next(calls):
+                raise OSError("disk full")
+            return {}
+
+        async with engine_timeline(load, lambda figures: None, every_s=1):
+            await asyncio.sleep(5)
+
+    with pytest.raises(OSError, match="disk full"):
+        in_no_time(main)

@@ -9,11 +9,13 @@ import pytest
 
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import CommandApplied, EvalFinished, LogLine
-from engine.contract.job import JobSpec, Provenance, Recipe, RlStage
+from engine.contract.job import JobSpec, Provenance, Recipe
+from engine.contract.stages import RlStage
 from engine.data.protocol import TOOL_NAME
 from engine.data.render import Renderer
 from engine.data.tokenizer import save_tokenizer, train_tokenizer
 from engine.reward.program import grader_program
+from engine.rollout import patience
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.platform_client import Address, PlatformClient
 from engine.sink.run_folder import RunFolder
@@ -199,11 +201,11 @@ async def test_a_sandbox_elsewhere_gets_the_token_of_the_environment(
         asked.append((url, token))
         yield object()
 
-    monkeypatch.setattr(pipeline, "sandbox_at", sandbox_at)
+    monkeypatch.setattr(patience, "sandbox_at", sandbox_at)
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     if token:
         monkeypatch.setenv(TOKEN_VARIABLE, token)
-    async with pipeline.open_sandbox(folder.job.recipe, "http://127.0.0.1:1"):
+    async with patience.open_sandbox("http://127.0.0.1:1", slots=1):
         assert asked == [("http://127.0.0.1:1", token)]
 
 
@@ -218,7 +220,7 @@ async def test_the_recipes_tools_and_grader_are_those_of_its_rollouts(
     async def sandbox_at(url: str, token: str | None) -> AsyncIterator[PlainSandbox]:
         yield sandbox
 
-    monkeypatch.setattr(pipeline, "sandbox_at", sandbox_at)
+    monkeypatch.setattr(patience, "sandbox_at", sandbox_at)
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"problem": "What is 17*23?", "answer": "391"}\n')
     stage = {"name": "e", "kind": "eval", "samples": 8, "greedy": False, "max_response_tokens": 1024}

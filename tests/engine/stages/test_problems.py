@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract.job import ArithmeticProblems, FileProblems, Recipe, RlStage
+from engine.contract.job import Recipe
+from engine.contract.problems import ArithmeticProblems, FileProblems
+from engine.contract.stages import RlStage
 from engine.data.problem import DataError, Problem
 from engine.stages.evaluate import fitting_problems
 from engine.stages.problems import FilePool, Pool, eval_problems, held_out_texts, training_problems

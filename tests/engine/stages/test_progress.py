@@ -13,7 +13,8 @@ import pytest
 
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import CheckpointSaved, CommandApplied, LogLine, StepFinished, fold_steps
-from engine.contract.job import JobSpec, Recipe, SftStage
+from engine.contract.job import JobSpec, Recipe
+from engine.contract.stages import SftStage
 from engine.sink.disk import SinkFull
 from engine.sink.event_log import EventLog, read_events
 from engine.sink.run_folder import RunFolder

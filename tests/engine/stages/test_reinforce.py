@@ -17,7 +17,7 @@ from engine.data.curriculum import unsolved
 from engine.downsample.record import GroupRecord, recompute
 from engine.stages import commit, reinforce
 from engine.stages.reinforce import tell_reset
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask
 from engine.stages.updates import PolicyMismatch
 from tests.engine.stages.bench import Bench, recipe
 
@@ -72,7 +72,8 @@ async def test_what_a_stage_carries_over_is_in_its_checkpoint(bench: MakeBench) 
     await found.step()
     stored = commit.latest(found.folder, "rl")
     assert stored is not None
-    assert stored.pending == {"cursor": 2, "skips": 0, "lengths": {"mean": 3.0, "p95": 3.0}}
+    lengths = found.rollouts.lengths.as_dict()
+    assert stored.pending == {"cursor": 2, "skips": 0, "draws": [], "response_lengths": lengths}
 
 
 @pytest.mark.parametrize(("right", "outcome"), [(True, "all_right"), (False, "all_wrong")])

@@ -1,15 +1,15 @@
 """A step's rollout batches: what is asked, and how rejected groups are replaced (dynamic sampling)."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.contract.events import PhaseStarted, SandboxLoad
 from engine.contract.trajectory import RewardStatus, Trajectory
 from engine.data.problem import Problem
-from engine.stages.rollouts import Ask
 from engine.stages.rounds import Rounds
+from engine.stages.sampling import Ask
 from engine.stages.stopwatch import Stopwatch
 from tests.engine.stages.bench import Bench, Pool
 
@@ -38,15 +38,19 @@ def rounds(found: Bench) -> Rounds:
     return Rounds(found.context, found.stage, Stopwatch(found.context, "rl", 7))
 
 
+def asked(found: Bench, problems: Iterator[Problem]) -> list[Ask]:
+    return [ask for draw in rounds(found).draw(problems, 0, 2) for ask in draw.asks(found.stage, 0, 7)]
+
+
 def test_what_a_step_asks_is_a_function_of_its_name(bench: MakeBench) -> None:
     found = bench(mixed)
-    asks, again = (rounds(found).asks(Pool().of_step(7, 0), 0, 2) for _ in range(2))
+    asks, again = (asked(found, Pool().of_step(7, 0)) for _ in range(2))
     assert asks == again
     assert len({ask.u for ask in asks}) == len(asks) == 8
 
 
 def test_c011_a_problem_drawn_twice_makes_two_groups(bench: MakeBench) -> None:
-    asks = rounds(bench(mixed)).asks(iter([Problem("2+2?", "4")] * 2), 0, 2)
+    asks = asked(bench(mixed), iter([Problem("2+2?", "4")] * 2))
     assert len({ask.problem.id for ask in asks}) == 1
     assert len({ask.group for ask in asks}) == case("C011")["expected"]["groups"]
 

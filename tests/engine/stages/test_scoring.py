@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.contract.job import KeepAll, RlStage
+from engine.contract.stages import KeepAll, RlStage
 from engine.contract.trajectory import RewardStatus, StopReason, Trajectory
 from engine.reward import MathReward
 from engine.stages.scoring import scored, select_group

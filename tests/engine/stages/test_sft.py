@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.contract.job import PlantedErrors, SftStage
+from engine.contract.stages import PlantedErrors, SftStage
 from engine.data.arithmetic import make_problems
 from engine.data.render import Message
 from engine.data.sft_trajectories import perform, write_script

@@ -11,7 +11,7 @@ from engine.contract.events import CommandApplied, StepFinished
 from engine.learner.base import Sample
 from engine.stages import commit
 from engine.stages.carryover import CarryOver
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask
 from engine.stages.skips import DoneUpdate, count_skips, watch_skips
 from tests.engine.stages.bench import Bench
 

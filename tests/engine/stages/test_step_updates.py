@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contract.trajectory import Trajectory
-from engine.stages.rollouts import Ask
+from engine.stages.sampling import Ask
 from engine.stages.updates import deal, merged, sample_of
 from tests.engine.stages.bench import Bench
 

@@ -6,6 +6,7 @@ from typing import Any
 from engine.contract.commands import Command, CommandKind
 from engine.contract.events import (
     CommandApplied,
+    EngineLoad,
     EvalFinished,
     Event,
     RunFailed,
@@ -15,6 +16,7 @@ from engine.contract.events import (
     StageStarted,
     StepFinished,
 )
+from engine.interop.engine_timeline import MOST_MOMENTS
 from engine.sink.event_log import read_events
 from engine.view.history import History, fold_history
 
@@ -122,3 +124,21 @@ def test_killed_in_a_pause_the_next_attempt_counts_again() -> None:
     history = fold_history([*first, *second])
     assert history.busy_s == 10.0
     assert history.outcome.word == "unfinished"
+
+
+def test_engines_tell_their_load_over_time_also_of_steps_that_are_done_again() -> None:
+    told = [(1, 1, 10.0, "a"), (1, 2, 10.01, "b"), (2, 1, 60.0, "a")]
+    events = [
+        Event(attempt=attempt, seq=seq, at=at, body=EngineLoad(stage="rl-1", step=1, engine=engine))
+        for attempt, seq, at, engine in told
+    ]
+    moments = fold_history(events).engines
+    assert [(moment.attempt, sorted(moment.engines)) for moment in moments] == [(1, ["a", "b"]), (2, ["a"])]
+
+
+def test_a_week_of_load_is_folded_into_about_a_thousand_moments() -> None:
+    load = EngineLoad(stage="rl", step=1, engine="a", metrics={"in_flight": 1.0})
+    events = (Event(attempt=1, seq=seq, at=1e9 + 60.0 * seq, body=load) for seq in range(1, 7 * 24 * 60 + 1))
+    engines = fold_history(events).engines
+    assert MOST_MOMENTS / 2 - 2 <= len(engines) <= MOST_MOMENTS
+    assert engines[0].at == 1e9 + 60

@@ -14,6 +14,7 @@ from engine.contract.events import (
     Body,
     CommandApplied,
     CommandRejected,
+    EngineLoad,
     EvalFinished,
     Event,
     GroupFinished,
@@ -138,6 +139,32 @@ def test_how_tool_calls_ended_is_in_sight() -> None:
     assert (
         row.split("9", 1)[1].strip() == "ok 6, error 3 · raised NameError 2, A 1 · p99 1.5 s after 20 ms in the queue"
     )
+
+
+def loads(**told: dict[str, float]) -> list[Event]:
+    """Engines that were asked together, in the middle of sampling."""
+    sampling = PhaseStarted(stage="rl-1", step=3, phase=Phase.sampling)
+    bodies = [EngineLoad(stage="rl-1", step=3, engine=name, metrics=metrics) for name, metrics in told.items()]
+    begun = list(events(STARTED, RL, sampling))
+    return begun + [Event(attempt=1, seq=4 + n, at=1050 + n / 100, body=body) for n, body in enumerate(bodies)]
+
+
+def test_what_engines_are_at_is_one_line_while_they_sample() -> None:
+    folded = Picture()
+    one = {"in_flight": 7.0, "in_tools": 2.0, "queued": 5.0}
+    for event in loads(a={**one, "kv_usage": 0.5}, b={**one, "kv_usage": 0.75}):
+        folded.apply(event)
+    line = "2 engines: 14 rollouts in flight, 4 in tools, 5 queued, KV cache 62.5%, fullest 75.0%"
+    assert line in drawn(folded)
+    folded.apply(Event(attempt=1, seq=9, at=1060, body=PhaseStarted(stage="rl-1", step=3, phase=Phase.update)))
+    assert "engines:" not in drawn(folded)
+
+
+def test_an_engine_that_tells_little_is_shown_as_far_as_it_is_known() -> None:
+    folded = Picture()
+    for event in loads(a={"kv_usage": 0.5}):
+        folded.apply(event)
+    assert "1 engine: KV cache 50.0%" in drawn(folded)
 
 
 def test_calls_of_an_older_engine_are_shown_as_far_as_they_are_known() -> None:

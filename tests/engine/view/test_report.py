@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.events import RunFailed, RunStopped, SandboxLoad, StageStarted, StepFinished
+from engine.contract.events import EngineLoad, RunFailed, RunStopped, SandboxLoad, StageStarted, StepFinished
 from engine.contract.trajectory import Trajectory, Turn
 from engine.sink.run_folder import RunFolderError
 from engine.sink.trajectories import write_trajectories
@@ -242,6 +242,17 @@ def test_how_tool_calls_ended_is_told_of_each_stage(make_run: Callable[..., Any]
     page = Page(write_report(run.folder.path))
     cells = ["rl-1", "1,100", "ok 1,000, error 90, timeout 10", "<b> 4, ValueError 2", "python 1,100", "5.0 s"]
     assert "".join(cells) in page.text
+
+
+def test_what_engines_told_is_shown_over_time(make_run: Callable[..., Any]) -> None:
+    run = make_run()
+    run.start()
+    metrics = {"in_flight": 9.0, "kv_usage": 0.5, "preemptions": 6.0}
+    run.emit(EngineLoad(stage="rl-1", step=1, engine="vllm-0", metrics=metrics))
+    page = Page(write_report(run.folder.path))
+    assert "in flight: at most 9." in page.text
+    assert "used, mean of engines: at most 50.0%; used, fullest: at most 50.0%." in page.text
+    assert "preemptions: at most 6." in page.text
 
 
 def test_missing_trajectory_files_are_named(make_run: Callable[..., Any]) -> None:

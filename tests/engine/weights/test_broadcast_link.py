@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from engine.rollout.base import EngineUnavailable, GenerateRequest
+from engine.rollout.scheduling.base import Size
 from engine.weights import broadcast_link
 from engine.weights.base import IncompleteWeights
 from engine.weights.ports import reserved_port
@@ -24,10 +25,10 @@ async def versions(parts) -> list[int | None]:
 
 
 async def sample(parts, count: int = 8):
-    async def one(task, engine):
-        return await engine.generate(GREEDY)
+    async def one(task, place):
+        return await place.generate(GREEDY)
 
-    return await asyncio.wait_for(parts.pool.run(range(count), one), 10)
+    return await asyncio.wait_for(parts.pool.run(range(count), one, size=lambda task: Size("p", 2, 6)), 10)
 
 
 async def test_every_engine_serves_what_the_learner_has_and_no_file_is_written(broadcasting) -> None:

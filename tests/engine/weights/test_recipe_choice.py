@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from engine.contract.job import Recipe
+from engine.rollout.engine_factory import make_engine
 from engine.sink.run_folder import RunFolder
-from engine.stages.rollouts import make_engine, make_link
+from engine.stages.rollouts import make_link
 from engine.weights.broadcast_link import BroadcastLink
 from engine.weights.file_link import FileLink
 

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint in front of a checkpoint, with the tool loop inside."""
