@@ -19,6 +19,7 @@ function chart(): Chart {
       layout: { yaxis: { tickformat: "" } },
     },
     bind: [{ key: "loss", trace: 2, low: 0, high: 1, marks: 3 }],
+    x: { name: "step", per: 1 },
     ranges: [[1, 4], [5, 1_000_000]],
     breaks: [4],
     words: "Nothing yet.",
@@ -97,4 +98,15 @@ test("a chart is also a sentence and a table, without its bands and marks", () =
   made.figure.layout.yaxis = { tickformat: ".0%" };
   grow(made, [["loss", 1203, 0.25, ""]]);
   assert.equal(latestWords(made), "Step 1,203: loss 25.0%.");
+});
+
+test("a timeline's points come at seconds and stand where its axis counts; one that the chart came with is replaced", () => {
+  const made = chart();
+  Object.assign(made, { x: { name: "minute", per: 60 }, ranges: [[0, 1_000_000]], breaks: [] });
+  made.figure.data[2]!.x.push(0.1667);
+  made.figure.data[2]!.y.push(3);
+  grow(made, [["loss", 10, 4, ""], ["loss", 90.03, 12, ""]]);
+  assert.deepEqual(pairs(made), [[0.1667, 4], [1.5005, 12]]);
+  assert.equal(latestWords(made), "Minute 1.501: loss 12.");
+  assert.deepEqual(tableOf(made).head, ["minute", "loss"]);
 });

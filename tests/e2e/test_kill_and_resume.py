@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from engine.contract.events import Event, Phase, RunFinished, RunStopped, StepFinished, fold_steps
-from engine.contract.job import RlStage, load_recipe
+from engine.contract.job import load_recipe
+from engine.contract.stages import RlStage
 from engine.stages.problems import GeneratedPool, held_out_texts
 from tests.e2e.traces import Trace, trace
 from tests.stack import SCRIPTED_MODEL, SCRIPTED_RECIPE

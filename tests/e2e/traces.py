@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.events import EvalFinished, StepFinished, fold_steps
-from engine.contract.job import EvalStage
+from engine.contract.stages import EvalStage
 from engine.sink.event_log import read_events
 from engine.sink.run_folder import RunFolder
 from engine.sink.trajectories import read_trajectories

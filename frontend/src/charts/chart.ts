@@ -33,9 +33,11 @@ export interface Chart {
   keys: string[];
   figure: { data: Trace[]; layout: Layout };
   bind: Binding[];
-  /** Steps that the chart is about, both ends included. */
+  /** What the x axis counts, and how much of a point's x (a step, or seconds) is one of it. */
+  x: { name: string; per: number };
+  /** Steps (or seconds) that the chart is about, both ends included. */
   ranges: [number, number][];
-  /** Steps after which lines stop. */
+  /** Places on the axis after which lines stop. */
   breaks: number[];
   words: string;
 }

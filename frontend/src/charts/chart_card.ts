@@ -119,12 +119,13 @@ export class ChartCard {
           <tbody>${table.rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
         </table>
       </div>
-      ${table.left > 0 ? html`<p>${table.left} older steps are not listed: the API has them all.</p>` : nothing}`;
+      ${table.left > 0 ? html`<p>${table.left} older rows are not listed: the API has them all.</p>` : nothing}`;
   }
 }
 
 /** Whether it shows so few steps that each has a tick: there is no step and a half. */
 function hasFewSteps(chart: Chart): boolean {
+  if (chart.x.name !== "step") return false;
   const steps = chart.figure.data.flatMap((trace) => [trace.x[0], trace.x.at(-1)]).filter((x) => x !== undefined);
   return chart.bind.length > 0 && Math.max(...steps) - Math.min(...steps) < 8;
 }

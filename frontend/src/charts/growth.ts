@@ -1,8 +1,8 @@
-// Live points into a chart's traces: sorted by step, a point that comes again changes nothing. Pure.
+// Live points into a chart's traces: sorted by x, a point that comes again changes nothing. Pure.
 
 import type { Point } from "../live/messages.ts";
 import type { Binding, Chart, Trace } from "./chart.ts";
-import { plain } from "./plain.ts";
+import { plain, unplain } from "./plain.ts";
 
 /** With so many points in a trace the chart is fetched again, thinned by the platform; until then the oldest go. */
 export const MOST_POINTS = 5000;
@@ -21,15 +21,21 @@ export function grow(chart: Chart, points: readonly Point[]): boolean {
   return grown;
 }
 
-function put(chart: Chart, binding: Binding, [, x, value, nonFinite]: Point): void {
+function put(chart: Chart, binding: Binding, [, told, value, nonFinite]: Point): void {
+  const x = onAxis(chart, told);
   for (const index of [binding.trace, binding.low, binding.high]) {
     const trace = index === undefined ? undefined : chart.figure.data[index];
     if (trace) insert(trace, x, value, chart.breaks);
   }
   const marks = chart.figure.data[binding.marks];
   if (!nonFinite || !marks) return;
-  const name = chart.figure.data[binding.trace]?.name ?? binding.key;
-  mark(marks, x, `${name} at step ${x.toLocaleString("en")}: ${nonFinite}`);
+  const name = unplain(chart.figure.data[binding.trace]?.name ?? plain(binding.key));
+  mark(marks, x, `${name} at ${chart.x.name} ${x.toLocaleString("en")}: ${nonFinite}`);
+}
+
+/** Where on the axis a point's x lies; to four digits, as the platform places the points that a chart comes with. */
+function onAxis(chart: Chart, x: number): number {
+  return Math.floor((x / chart.x.per) * 1e4 + 0.5) / 1e4;
 }
 
 /** Where `x` belongs: the index after the last entry that is not greater. */
@@ -47,7 +53,7 @@ function insert(trace: Trace, x: number, value: number | null, breaks: readonly 
   const place = placeOf(trace, x);
   const before = trace.x[place - 1];
   if (before === x) {
-    trace.y[place - 1] = value; // the last of equal steps is the point; one before it would be a break
+    trace.y[place - 1] = value; // the last of equal places is the point; one before it would be a break
     return;
   }
   const stops = before !== undefined && breaks.some((end) => before <= end && end < x);

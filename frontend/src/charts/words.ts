@@ -2,6 +2,7 @@
 
 import { formatted } from "../format.ts";
 import type { Chart, Trace } from "./chart.ts";
+import { unplain } from "./plain.ts";
 
 export interface Table {
   head: string[];
@@ -17,29 +18,35 @@ function shown(chart: Chart): Trace[] {
   return chart.figure.data.filter((trace) => trace.meta?.role !== "band" && trace.meta?.role !== "marks");
 }
 
+/** As text: a trace's own name is escaped for Plotly. */
+function nameOf(trace: Trace): string {
+  return unplain(trace.name ?? "value");
+}
+
 function written(chart: Chart, value: number | null | undefined): string {
   const percent = chart.figure.layout.yaxis?.tickformat?.includes("%") ?? false;
   return value === null || value === undefined ? "–" : formatted(value, percent ? "percent" : "number");
 }
 
-/** What the chart says at its last step, once live points have come in. */
+/** What the chart says at its last step or time, once live points have come in. */
 export function latestWords(chart: Chart): string {
-  const step = Math.max(...shown(chart).map((trace) => trace.x.at(-1) ?? -Infinity));
-  if (!Number.isFinite(step)) return chart.words;
+  const last = Math.max(...shown(chart).map((trace) => trace.x.at(-1) ?? -Infinity));
+  if (!Number.isFinite(last)) return chart.words;
   const parts = shown(chart)
-    .filter((trace) => trace.x.at(-1) === step)
-    .map((trace) => `${trace.name ?? "value"} ${written(chart, trace.y.at(-1))}`);
-  return `Step ${step.toLocaleString("en")}: ${parts.join(", ")}.`;
+    .filter((trace) => trace.x.at(-1) === last)
+    .map((trace) => `${nameOf(trace)} ${written(chart, trace.y.at(-1))}`);
+  const { name } = chart.x;
+  return `${name.charAt(0).toUpperCase()}${name.slice(1)} ${last.toLocaleString("en")}: ${parts.join(", ")}.`;
 }
 
-/** The newest steps first, a column a trace. */
+/** The newest first, a column a trace. */
 export function tableOf(chart: Chart): Table {
   const traces = shown(chart);
   const columns = traces.map((trace) => new Map(trace.x.map((x, place) => [x, trace.y[place]])));
-  const steps = [...new Set(traces.flatMap((trace) => trace.x))].sort((a, b) => b - a);
+  const places = [...new Set(traces.flatMap((trace) => trace.x))].sort((a, b) => b - a);
   return {
-    head: ["step", ...traces.map((trace) => trace.name ?? "")],
-    rows: steps.slice(0, ROWS).map((x) => [x.toLocaleString("en"), ...columns.map((of) => written(chart, of.get(x)))]),
-    left: Math.max(0, steps.length - ROWS),
+    head: [chart.x.name, ...traces.map(nameOf)],
+    rows: places.slice(0, ROWS).map((x) => [x.toLocaleString("en"), ...columns.map((of) => written(chart, of.get(x)))]),
+    left: Math.max(0, places.length - ROWS),
   };
 }

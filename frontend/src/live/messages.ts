@@ -1,6 +1,6 @@
 // What the platform sends about a run, over the WebSocket and from REST `updates`.
 
-/** A metric's value at a step over all stages; null with a word (`NaN`, `Inf`...) where it was not finite. */
+/** A metric's value at a step over all stages (of engines: at seconds within the run); null with a word (`NaN`, `Inf`...) where it was not finite. */
 export type Point = [key: string, x: number, value: number | null, nonFinite: string];
 
 export interface LogLine {

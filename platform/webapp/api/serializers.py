@@ -150,6 +150,10 @@ class TrajectoryRow(Row[Trajectory]):
 
     run = serializers.CharField(source="run_id")
     group = serializers.CharField(source="group_name")
+    policy_steps = serializers.ListField(
+        child=serializers.ListField(child=serializers.IntegerField()),
+        help_text="[first position in the response, weight version] of each that sampled; empty if one did.",
+    )
 
     class Meta:
         model = Trajectory
@@ -179,6 +183,7 @@ class TrajectoryRow(Row[Trajectory]):
             "tool_errors",
             "first_version",
             "last_version",
+            "policy_steps",
             "superseded",
         )
 
@@ -268,6 +273,26 @@ class SeriesAnswer(Answer):
     series = serializers.DictField(child=SeriesOfKey())
 
 
+class EngineLoadAnswer(Answer):
+    """Parallel arrays, one entry a moment; over a long run the moments are thinned."""
+
+    cursor = serializers.IntegerField(help_text="Revision of the run before the arrays were read.")
+    seconds = serializers.ListField(child=serializers.FloatField(), help_text="Since the run started.")
+    attempt = serializers.ListField(child=serializers.IntegerField())
+    stage = serializers.ListField(child=serializers.CharField())
+    step = serializers.ListField(child=serializers.IntegerField())
+    engines = serializers.DictField(
+        child=serializers.DictField(child=serializers.ListField(child=serializers.FloatField(allow_null=True))),
+        help_text="Engine -> metric -> values; null where it told none, or no finite one. Counters are since the "
+        "engine's start.",
+    )
+
+
+class AxisUnit(Answer):
+    name = serializers.CharField(help_text="`step`, `second`, `minute` or `hour`.")
+    per = serializers.FloatField(help_text="A point's x (a step, or seconds) divided by this is its place.")
+
+
 class Chart(Answer):
     id = serializers.CharField()
     title = serializers.CharField()
@@ -277,8 +302,9 @@ class Chart(Answer):
     bind = serializers.ListField(  # type: ignore[assignment]  # a field, which is no attribute
         child=serializers.DictField(), help_text="Which key is which trace."
     )
-    ranges = serializers.ListField(help_text="Steps that the chart is about.")
-    breaks = serializers.ListField(help_text="Steps after which its lines stop.")
+    x = AxisUnit(help_text="What is counted on the x axis.")
+    ranges = serializers.ListField(help_text="Steps, or seconds, that the chart is about.")
+    breaks = serializers.ListField(help_text="Places on the x axis after which its lines stop.")
     words = serializers.CharField(help_text="The chart in words.")
 
 
@@ -294,7 +320,8 @@ class UpdatesAnswer(Answer):
     reset = serializers.BooleanField(help_text="Points shown so far stopped to count: fetch charts anew.")
     run = RunSummary()
     points = serializers.ListField(
-        child=serializers.ListField(), help_text="[key, x, value or null, `nan`, `inf`, `-inf` or empty]."
+        child=serializers.ListField(),
+        help_text="[key, x, value or null, `nan`, `inf`, `-inf` or empty]. x is a step, of engines' figures seconds.",
     )
     log = LogLineResource(many=True)
     more = serializers.BooleanField(help_text="There was too much: fetch charts anew.")

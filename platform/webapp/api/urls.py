@@ -50,6 +50,7 @@ of_a_run: Routes = [
     path("commands/<api_command_id:command_id>", runs.CommandView.as_view(), name="command"),
     path("commands/<slug:kind>", runs.SendCommand.as_view(), name="send_command"),
     path("series", progress.SeriesView.as_view(), name="series"),
+    path("engine-load", progress.EngineLoadView.as_view(), name="engine_load"),
     path("charts", progress.ChartsView.as_view(), name="charts"),
     path("updates", progress.UpdatesView.as_view(), name="updates"),
     path("logs", progress.LogsView.as_view(), name="logs"),

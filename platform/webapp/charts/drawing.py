@@ -47,7 +47,30 @@ def lines(spec: ChartSpec, source: Source, shown: Sequence[Line], *, layout: dic
     return finished(drawing, source.spans(spec.kinds))
 
 
-def add_line(drawing: Drawing, line: Line, points: Points, broken_at: Sequence[int]) -> None:
+def timeline(source: Source, shown: Sequence[Line], *, layout: dict[str, Any], words: str) -> Drawing:
+    """A chart of lines over the time within the run."""
+    of_run, drawing = source.timeline, Drawing([], layout, [], words)
+    found = {line.key: of_run.points(line.key) for line in shown}
+    for line in shown:
+        add_line(drawing, line, found[line.key], of_run.breaks)
+    add_marks(drawing, shown, found)
+    return finished(drawing, ())
+
+
+def time_axis(source: Source, **more: Any) -> dict[str, Any]:
+    """The x axis of a timeline."""
+    name = source.timeline.unit.name
+    title = {"text": f"{name}s since the run started", "font": {"size": 11}, "standoff": 4}
+    return {
+        "title": title,
+        "tickformat": ",~f",
+        "unifiedhovertitle": {"text": f"{name} %{{x:,.4~r}}"},
+        "zeroline": False,
+        **more,
+    }
+
+
+def add_line(drawing: Drawing, line: Line, points: Points, broken_at: Sequence[float]) -> None:
     """A line, and behind it the band from least to greatest where points stand for several steps."""
     x, columns = with_breaks(points, broken_at)
     y, low, high = columns
@@ -61,7 +84,7 @@ def add_line(drawing: Drawing, line: Line, points: Points, broken_at: Sequence[i
             go.Scatter(
                 x=x,
                 y=y,
-                name=line.name,
+                name=plain(line.name),
                 mode="lines" if len(points.x) > MANY_POINTS else "lines+markers",
                 line={"color": COLOURS[line.slot], "width": 2, "dash": line.dash},
                 marker={"size": 5, "color": COLOURS[line.slot]},
@@ -74,7 +97,7 @@ def add_line(drawing: Drawing, line: Line, points: Points, broken_at: Sequence[i
     drawing.bind.append(binding)
 
 
-def band_edge(line: Line, x: list[int], y: list[float | None], *, fill: bool) -> dict[str, Any]:
+def band_edge(line: Line, x: list[float], y: list[float | None], *, fill: bool) -> dict[str, Any]:
     return trace(
         go.Scatter(
             x=x,
@@ -93,9 +116,9 @@ def band_edge(line: Line, x: list[int], y: list[float | None], *, fill: bool) ->
     )
 
 
-def with_breaks(points: Points, broken_at: Sequence[int]) -> tuple[list[int], list[list[float | None]]]:
+def with_breaks(points: Points, broken_at: Sequence[float]) -> tuple[list[float], list[list[float | None]]]:
     """The points with an empty one after each place where a line has to stop."""
-    x: list[int] = []
+    x: list[float] = []
     columns: list[list[float | None]] = [[], [], []]
     for place, at in enumerate(points.x):
         if x and any(x[-1] <= end < at for end in broken_at):

@@ -3,6 +3,7 @@
 Leaves out how traces look (``drawing.py``) and where the numbers come from (``registry.py`` reads them once for all).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class Span:
 class Points:
     """One series, clipped to the stages that a chart is about. ``y`` is None where there is no finite number."""
 
-    x: list[int] = field(default_factory=list)
+    x: list[float] = field(default_factory=list)
     y: list[float | None] = field(default_factory=list)
     low: list[float | None] = field(default_factory=list)
     high: list[float | None] = field(default_factory=list)
@@ -39,21 +40,67 @@ class Points:
     non_finite: list[tuple[int, str]] = field(default_factory=list)
 
     @property
-    def latest(self) -> tuple[int, float] | None:
+    def latest(self) -> tuple[float, float] | None:
         """The last finite point."""
         return next(((x, y) for x, y in zip(reversed(self.x), reversed(self.y), strict=True) if y is not None), None)
 
     @property
-    def earliest(self) -> tuple[int, float] | None:
+    def earliest(self) -> tuple[float, float] | None:
         return next(((x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None), None)
 
 
 @dataclass(frozen=True)
+class Unit:
+    """What is counted on the x axis of a chart; ``per``: how much of what points have is one of it."""
+
+    name: str
+    per: float = 1
+
+
+STEP = Unit("step")
+UNITS_OF_TIME = (Unit("second", 1), Unit("minute", 60), Unit("hour", 3600))
+FEW = 300
+"""So many of one unit are still told in it."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a run's rollout engines told: times in seconds within the run, at each its values by key."""
+
+    seconds: Sequence[float] = ()
+    values: Sequence[Mapping[str, float]] = ()
+    attempts: Sequence[int] = ()
+    engines: Sequence[str] = ()
+    """The names of all that told something, sorted."""
+
+    @property
+    def unit(self) -> Unit:
+        last = self.seconds[-1] if self.seconds else 0
+        return next((unit for unit in UNITS_OF_TIME if last <= FEW * unit.per), UNITS_OF_TIME[-1])
+
+    def points(self, key: str) -> Points:
+        here = [(at, values[key]) for at, values in zip(self.seconds, self.values, strict=True) if key in values]
+        y = [rounded(value) for _, value in here]
+        return Points(x=[self.place(at) for at, _ in here], y=y, low=y, high=y)
+
+    def place(self, seconds: float) -> float:
+        """Where on the axis, to four digits; live points are placed by the same rule (``growth.ts``)."""
+        return math.floor(seconds / self.unit.per * 1e4 + 0.5) / 1e4
+
+    @property
+    def breaks(self) -> list[float]:
+        """Where on the axis an attempt ended: nothing is known from there to the next."""
+        pairs = zip(self.seconds, self.attempts, self.attempts[1:], strict=False)
+        return [self.place(at) for at, attempt, following in pairs if attempt != following]
+
+
+@dataclass(frozen=True)
 class Source:
-    """What charts are drawn from: every series that any of them reads, and the run's stages."""
+    """What charts are drawn from: every series that any of them reads, the run's stages, its engines' timeline."""
 
     series: Mapping[str, Series]
     stages: Sequence[StageRun]
+    timeline: Timeline = Timeline()
 
     def spans(self, kinds: Sequence[str]) -> list[Span]:
         """Where steps of these kinds lie."""
@@ -111,7 +158,8 @@ class Drawing:
 @dataclass(frozen=True)
 class ChartSpec:
     """A chart's definition. ``kinds``: the stages whose steps it shows; a run without any has no such chart.
-    ``breaks``: lines stop at a stage's end, because the number means something else after it."""
+    ``breaks``: lines stop at a stage's end, because the number means something else after it. ``timed``: it shows the
+    engines' timeline, over time in place of steps, and reads no series."""
 
     id: str
     title: str
@@ -120,3 +168,4 @@ class ChartSpec:
     kinds: tuple[str, ...]
     draw: Callable[["ChartSpec", Source], Drawing]
     breaks: bool = False
+    timed: bool = False

@@ -6,6 +6,13 @@ UNITS = {"_s": "s", "_mb": "MiB", "_bytes": "bytes", "_chars": "characters"}
 _WHOLE = {
     "stages": "Stages",
     "rollout": "Rollout engines",
+    "urls": "Addresses of servers",
+    "load_every_s": "Load told every",
+    "preemption_chance": "Chance of preemption",
+    "grow": "Growth of the cap",
+    "cut": "Cut of the cap",
+    "low": "KV use under which the cap grows",
+    "high": "KV use over which nothing is admitted",
     "engines": "Engines",
     "learner": "Learner",
     "cpu_s": "CPU time",
@@ -62,6 +69,13 @@ _KINDS = {
     "roc": "RoC (Resampling on Correct)",
     "all": "Every weight",
     "lora": "LoRA adapters",
+    "static": "Static: equal counts",
+    "kv_cap": "KV cap: what fits at greatest length (the paper's)",
+    "aimd": "By utilisation",
+    "growth": "By expected growth",
+    "wait": "Wait for all",
+    "carry": "Carry into the next step",
+    "cut": "Cut (biased, for comparison)",
 }
 
 

@@ -1,6 +1,6 @@
 """The recipe's JSON schema, as the form, the pointers of errors and nobody else walk it.
 
-The schema comes from ``engine.contract.job``, which says what every field means and may be, once. Leaves out judging
+The schema comes from ``engine.contract``, which says what every field means and may be, once. Leaves out judging
 data: pydantic does.
 """
 

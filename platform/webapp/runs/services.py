@@ -21,8 +21,11 @@ from pydantic import ValidationError
 from engine.contract.base import visible
 from engine.contract.commands import Command as EngineCommand
 from engine.contract.commands import CommandKind
-from engine.contract.job import EvalStage, FileProblems, FolderModel, JobSpec, Recipe, RlStage
+from engine.contract.job import JobSpec, Recipe
+from engine.contract.models import FolderModel
+from engine.contract.problems import FileProblems
 from engine.contract.provenance import new_job
+from engine.contract.stages import EvalStage, RlStage
 from engine.interop.run_folder import RunFolderUnreadable
 from webapp.accounts.models import Project, User
 from webapp.config.ids import new_id

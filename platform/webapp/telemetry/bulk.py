@@ -8,6 +8,7 @@ Leaves out what the rows mean: ``fold.py``.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.db import connection
@@ -17,11 +18,12 @@ from psycopg.types.json import Jsonb
 from engine.contract.delivery import ShippedTrajectory
 from engine.contract.events import GroupFinished
 from engine.contract.trajectory import ToolCallRecord
+from engine.interop.engine_timeline import Moment, moments, surplus
 from webapp.config.ids import derived_id
 from webapp.runs.models import Checkpoint, Run, StageRun
 from webapp.telemetry.door import Unacceptable
 from webapp.telemetry.fold import Fold, attempt_of, naming, when, x_of
-from webapp.telemetry.models import LogLine, MetricPoint
+from webapp.telemetry.models import EngineMoment, LogLine, MetricPoint
 from webapp.trajectories.models import Group, ToolCall, Trajectory, Turn
 
 Row = tuple[object, ...]
@@ -59,6 +61,7 @@ def write(made: Fold, trajectories: Sequence[Told]) -> None:
     supersede_steps(made)
     write_points(made)
     write_log(made)
+    write_engine_moments(made)
     write_groups(made)
     write_checkpoints(made)
     write_trajectories(made, trajectories)
@@ -120,6 +123,28 @@ def write_log(made: Fold) -> None:
         copy_in(LogLine, _LOG_LINE, rows)
 
 
+_ENGINE_MOMENT = ("run_id", "revision", "attempt", "stage", "step", "at", "engines")
+
+
+def write_engine_moments(made: Fold) -> None:
+    """Add what the engines told, then thin the run's timeline."""
+    if not made.engine_loads:
+        return
+    number, of_run = made.attempt.number, EngineMoment.objects.filter(run=made.run)
+    row = of_run.filter(attempt=number).order_by("at", "id").last()
+    last = None if row is None else Moment(number, row.stage, row.step, row.at.timestamp(), row.engines)
+    told = moments(made.engine_loads, last)
+    if row is not None and told[0] is last:  # the batch before ended within a moment
+        of_run.filter(pk=row.pk).update(engines=row.engines, revision=made.revision)
+        told = told[1:]
+    facts = (made.run.pk, made.revision, number)
+    new = ((*facts, m.stage, m.step, datetime.fromtimestamp(m.at, UTC), Jsonb(m.engines)) for m in told)
+    copy_in(EngineMoment, _ENGINE_MOMENT, new)
+    there = list(of_run.order_by("at", "id").values_list("pk", "at"))
+    gone = [there[place][0] for place in surplus([at.timestamp() for _, at in there])]
+    of_run.filter(pk__in=gone).delete()
+
+
 _GROUP = (
     *("id", "run_id", "revision", "attempt", "stage", "step", "name", "problem_id", "rollouts", "left_out"),
     *("right", "kept", "outcome", "tool_calls", "tool_errors", "superseded"),
@@ -170,8 +195,8 @@ _OF_TRAJECTORY = (
     *("answer", "verdict", "reward", "reward_status", "u", "penalty", "advantage", "kept", "kept_reason", "seconds"),
     *("prompt_tokens", "response_tokens", "sampled_tokens", "file", "row"),
 )
-_COUNTED = ("group_name", "assistant_turns", "tool_calls", "tool_errors", "superseded")
-_TRAJECTORY = ("id", "run_id", "revision", "attempt", *_OF_TRAJECTORY, *_COUNTED)
+_MADE = ("policy_steps", "group_name", "assistant_turns", "tool_calls", "tool_errors", "superseded")
+_TRAJECTORY = ("id", "run_id", "revision", "attempt", *_OF_TRAJECTORY, *_MADE)
 _TURN = ("trajectory_id", "position", "role", "start", "end", "text")
 _CALL = (
     *("id", "run_id", "trajectory_id", "turn", "position", "name", "arguments", "status", "response"),
@@ -220,7 +245,8 @@ def trajectory_row(made: Fold, told: Told) -> Row:
     assistant = sum(turn.role == "assistant" for turn in trajectory.turns)
     past = made.is_past(told.attempt, told.stage, trajectory.step)
     counted = (trajectory.group, assistant, len(calls), sum(call.failed for call in calls), past)
-    return (told.id, made.run.pk, made.revision, told.attempt, *same, *counted)
+    steps = Jsonb(list(trajectory.policy_steps))
+    return (told.id, made.run.pk, made.revision, told.attempt, *same, steps, *counted)
 
 
 def finite(value: Any) -> Any:

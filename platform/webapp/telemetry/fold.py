@@ -70,6 +70,7 @@ class Fold:
     points: list[Point] = field(default_factory=list)
     groups: dict[str, GroupFinished] = field(default_factory=dict)
     log: list[tuple[Event, LogLine]] = field(default_factory=list)
+    engine_loads: list[tuple[Event, EngineLoad]] = field(default_factory=list)
     checkpoints: list[tuple[datetime, CheckpointSaved]] = field(default_factory=list)
     superseding: list[Superseding] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
@@ -285,10 +286,8 @@ def sandbox_load(made: Fold, event: Event, body: SandboxLoad) -> None:
 
 
 def engine_load(made: Fold, event: Event, body: EngineLoad) -> None:
-    prefix = f"engine.{body.engine}."
-    values = {prefix + name: value for name, value in body.metrics.items()}
-    flags = {prefix + name: flag for name, flag in body.non_finite.items()}
-    made.tell(event, made.stage(body.stage), body.step, values, flags)
+    made.stage(body.stage)
+    made.engine_loads.append((event, body))
 
 
 def log_line(made: Fold, event: Event, body: LogLine) -> None:

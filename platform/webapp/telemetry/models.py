@@ -1,5 +1,5 @@
-"""Numbers and log lines of runs. Both are written in bulk by ``telemetry.bulk`` and never changed but for
-``superseded``, which says that the step was done or told again: faint history."""
+"""Numbers, log lines and engine timelines of runs, written in bulk by ``telemetry.bulk``. Numbers and log lines are
+never changed but for ``superseded``, which says that the step was done or told again: faint history."""
 
 from django.db import models
 
@@ -19,7 +19,7 @@ class MetricPoint(models.Model):
     stage = models.CharField(max_length=50)
     step = models.PositiveIntegerField()
     x = models.PositiveIntegerField(help_text="Step counted over all stages.")
-    key = models.CharField(max_length=120, help_text="`reward`, `seconds.sampling`, `pass@1`, `engine.vllm-0.load`.")
+    key = models.CharField(max_length=120, help_text="`reward`, `seconds.sampling`, `pass@1`.")
     value = models.FloatField(null=True)
     non_finite = models.CharField(max_length=4, blank=True)
     at = models.DateTimeField()
@@ -57,3 +57,26 @@ class LogLine(models.Model):
 
     def __str__(self) -> str:
         return self.message
+
+
+class EngineMoment(models.Model):
+    """What a run's rollout engines said of themselves at one time; thinned as the run gets longer (by
+    ``engine.interop.engine_timeline``). Nothing supersedes it: the engines did this, whatever became of the step."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="+", db_index=False)
+    revision = models.BigIntegerField()
+    attempt = models.PositiveIntegerField()
+    stage = models.CharField(max_length=50)
+    step = models.PositiveIntegerField()
+    at = models.DateTimeField()
+    engines = models.JSONField(help_text="Engine -> metric -> value; null: not a finite number.")
+
+    class Meta:
+        ordering = ("at", "id")
+        indexes = (
+            models.Index(fields=["run", "at"], name="engine_moment_at"),
+            models.Index(fields=["run", "revision"], name="engine_moment_since"),
+        )
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.engines)} at {self.at}"

@@ -1,4 +1,4 @@
-"""Reads numbers and log lines of a run: series for charts, and what is new since a cursor.
+"""Reads numbers, log lines and engine timelines of a run: series for charts, and what is new since a cursor.
 
 A series comes in at most so many buckets, however long it is: of each the last, the least and the greatest value and
 the number of points; the first and the last point are kept as they are. What later attempts did again is left out.
@@ -8,6 +8,7 @@ no join, and no order but that of the index ``point_shown_once``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,12 +17,14 @@ from django.db import connection
 from django.db.models import Q
 
 from engine.contract.base import visible
+from engine.interop.engine_timeline import shown_values
 from webapp.runs.models import Run
 from webapp.runs.queries import run_summary, utc
-from webapp.telemetry.models import LogLine, MetricPoint
+from webapp.telemetry.models import EngineMoment, LogLine, MetricPoint
 
 MOST_POINTS = 2000
 MOST_LINES = 300
+MOST_MOMENTS = 100
 LEVELS = ("info", "warning", "error")
 LARGEST_X = 2**31 - 1
 
@@ -169,6 +172,16 @@ def keys_of(run: Run) -> list[str]:
         return [key for (key,) in cursor.fetchall()]
 
 
+def engine_moments(run: Run) -> list[EngineMoment]:
+    """The timeline of the run's engines in order of time: few enough to be read whole."""
+    return list(EngineMoment.objects.filter(run=run).order_by("at", "id"))
+
+
+def seconds_in(run: Run, at: datetime) -> float:
+    """Where a time lies in the run, seconds since it started, pauses and other attempts included."""
+    return round((at - (run.started_at or run.created_at)).total_seconds(), 2)
+
+
 def log_lines(
     run: Run, *, after: tuple[int, int] | None = None, limit: int = MOST_LINES, level: str | None = None
 ) -> list[LogLine]:
@@ -194,6 +207,10 @@ def line_as_json(line: LogLine) -> dict[str, Any]:
     }
 
 
+NewPoint = tuple[str, float, float | None, str]
+"""Key, x, value, and which number it was if it was not finite. x: the step over all stages, or seconds (engines)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Updates:
     """What of a run is new behind a cursor. ``reset``: what was shown before does not count any more, begin anew.
@@ -202,7 +219,7 @@ class Updates:
     cursor: int
     reset: bool
     run: dict[str, Any]
-    points: list[tuple[str, int, float | None, str]]
+    points: list[NewPoint]
     log: list[dict[str, Any]]
     more: bool
 
@@ -224,15 +241,30 @@ def updates(run: Run, since: int) -> Updates:
     if since == 0 or reset or since == run.revision:
         return Updates(run.revision, reset, run_summary(run), [], [], more=False)
     points, more_points = new_points(run, since)
+    load, more_load = new_engine_points(run, since)
     lines, more_lines = new_lines(run, since)
-    return Updates(run.revision, False, run_summary(run), points, lines, more_points or more_lines)
+    more = more_points or more_load or more_lines
+    return Updates(run.revision, False, run_summary(run), [*points, *load], lines, more)
 
 
-def new_points(run: Run, since: int) -> tuple[list[tuple[str, int, float | None, str]], bool]:
+def new_points(run: Run, since: int) -> tuple[list[NewPoint], bool]:
     """In the order told, so that of two at one place the later stands; and whether some were left out."""
     found = MetricPoint.objects.filter(run=run, revision__gt=since, revision__lte=run.revision, superseded=False)
-    rows = list(found.order_by("revision", "id").values_list("key", "x", "value", "non_finite")[: MOST_POINTS + 1])
-    return rows[:MOST_POINTS], len(rows) > MOST_POINTS
+    rows = found.order_by("revision", "id").values_list("key", "x", "value", "non_finite")[: MOST_POINTS + 1]
+    points: list[NewPoint] = [*rows]
+    return points[:MOST_POINTS], len(points) > MOST_POINTS
+
+
+def new_engine_points(run: Run, since: int) -> tuple[list[NewPoint], bool]:
+    """What charts show of the engines, at seconds within the run in place of steps; and whether some were left out."""
+    found = EngineMoment.objects.filter(run=run, revision__gt=since, revision__lte=run.revision)
+    rows = list(found.order_by("at", "id")[: MOST_MOMENTS + 1])
+    points: list[NewPoint] = [
+        (key, seconds_in(run, row.at), value, "")
+        for row in rows[:MOST_MOMENTS]
+        for key, value in shown_values(row.engines).items()
+    ]
+    return points, len(rows) > MOST_MOMENTS
 
 
 def new_lines(run: Run, since: int) -> tuple[list[dict[str, Any]], bool]:

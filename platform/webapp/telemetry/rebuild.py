@@ -11,7 +11,9 @@ from pathlib import Path
 from django.db import transaction
 
 from engine.contract.delivery import Batch
-from engine.contract.job import EvalStage, FileProblems, JobSpec, RlStage
+from engine.contract.job import JobSpec
+from engine.contract.problems import FileProblems
+from engine.contract.stages import EvalStage, RlStage
 from engine.interop.run_folder import read_job
 from webapp.accounts.models import Project, User
 from webapp.config.ids import derived_id

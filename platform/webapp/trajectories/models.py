@@ -58,6 +58,11 @@ class Trajectory(models.Model):
     stop_reason = models.CharField(max_length=12)
     first_version = models.PositiveIntegerField()
     last_version = models.PositiveIntegerField()
+    policy_steps = models.JSONField(
+        default=list,
+        db_default=[],
+        help_text="[first position in the response, weight version] of each that sampled; empty if one did.",
+    )
     answer = models.TextField(null=True)
     verdict = models.CharField(max_length=20, null=True)
     reward = models.FloatField(null=True)

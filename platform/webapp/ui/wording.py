@@ -5,8 +5,9 @@ engine describes them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 NOTHING = "–"  # noqa: RUF001 - the dash of tables, not a minus
@@ -53,6 +54,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "kept_groups": ("Groups kept", "number"),
     "kept_rollouts": ("Rollouts kept", "number"),
     "left_out": ("Rollouts left out by our failures", "number"),
+    "carried": ("Rollouts carried into the next step", "number"),
+    "gone_on": ("Rollouts begun by an earlier step", "number"),
+    "cut": ("Stragglers cut", "number"),
+    "policy_lag": ("Policy steps within a rollout", "number"),
     "tokens_per_s": ("Tokens a second", "number"),
     "loss": ("Loss", "number"),
     "entropy": ("Entropy, nats a token", "number"),
@@ -145,6 +150,14 @@ def selection_rule(stage: Mapping[str, Any] | None, *, kept: bool, reason: str, 
     if reason == "not_drawn":
         return _why_not_drawn(rule, right)
     return reason or ("Kept; no reason was recorded." if kept else "Not kept; no reason was recorded.")
+
+
+def sampled_by(steps: Sequence[Sequence[int]], response_tokens: int) -> list[str]:
+    """Which weights sampled which part of a response, a line each: ``version 3: tokens 0 to 511``."""
+    return [
+        f"version {version}: tokens {number(first)} to {number(end - 1)}"
+        for (first, version), (end, _) in pairwise([*steps, (response_tokens, 0)])
+    ]
 
 
 _WHOLE_GROUP = {

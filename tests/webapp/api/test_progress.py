@@ -2,6 +2,7 @@
 
 import csv
 import io
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from tests.webapp.api.support import places, problem_of, strict
-from webapp.api.serializers import ChartsAnswer, SeriesAnswer, UpdatesAnswer
+from webapp.api.serializers import ChartsAnswer, EngineLoadAnswer, SeriesAnswer, UpdatesAnswer
 from webapp.runs.models import Run
-from webapp.telemetry.models import LogLine, MetricPoint
+from webapp.telemetry import queries
+from webapp.telemetry.models import EngineMoment, LogLine, MetricPoint
 
 
 @pytest.fixture
@@ -56,6 +58,34 @@ def test_wrong_parameters_of_series_are_named(api: APIClient, url: str) -> None:
     for query in ("from=-1", "to=99999999999999999999", "from=one", "max_points=0", f"keys={many}"):
         body = problem_of(api.get(f"{url}/series?{query}"), 400, "invalid")
         assert places(body) == {query.partition("=")[0]}
+
+
+def moment(run: Run, seconds: float, revision: int, **engines: dict[str, float | None]) -> None:
+    at = run.created_at + timedelta(seconds=seconds)
+    EngineMoment.objects.create(
+        run=run, revision=revision, attempt=1, stage="rl", step=2, at=at, engines={"vllm-0": engines["of"]}
+    )
+
+
+def test_the_load_of_engines_is_told_over_time(api: APIClient, run: Run, url: str) -> None:
+    moment(run, 0.5, 5, of={"in_flight": 3.0, "kv_usage": None})
+    moment(run, 10.5, 5, of={"in_flight": 2.0, "kv_usage": 0.25})
+    body = strict(api.get(f"{url}/engine-load"))
+    assert body["engines"] == {"vllm-0": {"in_flight": [3.0, 2.0], "kv_usage": [None, 0.25]}}
+    assert (body["seconds"], body["stage"], body["step"], body["attempt"]) == ([0.5, 10.5], ["rl"] * 2, [2, 2], [1, 1])
+    assert set(body) == set(EngineLoadAnswer().fields)
+
+
+def test_new_load_of_engines_is_told_behind_the_cursor_and_too_much_is_fetched_anew(
+    api: APIClient, run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment(run, 1, 4, of={"in_flight": 3.0})
+    moment(run, 2, 5, of={"in_flight": 2.0})
+    Run.objects.filter(pk=run.pk).update(revision=5)
+    body = strict(api.get(f"{url}/updates?since=4"))
+    assert (body["points"], body["more"]) == ([["engines.in_flight", 2.0, 2.0, ""]], False)
+    monkeypatch.setattr(queries, "MOST_MOMENTS", 1)
+    assert strict(api.get(f"{url}/updates?since=3"))["more"]
 
 
 def test_series_come_as_csv_as_well(api: APIClient, url: str, points: None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from webapp.charts import registry
 from webapp.charts.palette import COLOURS
 from webapp.charts.registry import chart_specs, figures
 from webapp.runs.models import Run, StageRun
-from webapp.telemetry.models import MetricPoint
+from webapp.telemetry.models import EngineMoment, MetricPoint
 from webapp.telemetry.queries import Series
 
 pytestmark = pytest.mark.django_db
@@ -92,7 +93,7 @@ def test_all_charts_ask_for_their_series_together(
         return {key: Series() for key in keys}
 
     monkeypatch.setattr(registry, "series", noted)
-    with django_assert_num_queries(1):  # the stages
+    with django_assert_num_queries(2):  # the stages, and the engines' timeline
         figures(run)
     assert [set(keys) for keys in asked] == [{key for spec in chart_specs() for key in spec.keys}]
 
@@ -185,6 +186,63 @@ def test_waiting_for_the_sandbox_is_told_beside_running(run: Run) -> None:
         "Seconds that a call ran: 0.5 at step 6, 0.25 at step 5. It waited 0.125 s for a free slot."
     )
     assert {line(drawn, f"sandbox.{part}")["yaxis"] for part in ("queued_s", "queued_p99_s")} == {"y2"}
+
+
+def tell_load(run: Run, seconds: float, attempt: int = 1, **engines: dict[str, float]) -> None:
+    assert run.started_at
+    at = run.started_at + timedelta(seconds=seconds)
+    EngineMoment.objects.create(run=run, revision=1, attempt=attempt, stage="rl", step=1, at=at, engines=engines)
+
+
+@pytest.fixture
+def working(run: Run) -> Run:
+    """A run that started a while ago."""
+    run.started_at = timezone.now()
+    run.save()
+    return run
+
+
+def test_rollouts_in_engines_are_shown_over_time(working: Run) -> None:
+    tell_load(working, 0, a={"in_flight": 4.0, "queued": 9.0}, b={"in_flight": 4.0, "queued": 9.0})
+    tell_load(working, 30, a={"in_flight": 3.0, "in_tools": 2.0, "queued": 0.0}, b={"in_flight": 1.0, "queued": 0.0})
+    drawn = strict(chart(working, "engine_rollouts"))
+    assert drawn["x"] == {"name": "second", "per": 1}
+    flying, waiting = line(drawn, "engines.in_flight"), line(drawn, "engines.queued")
+    assert list(zip(flying["x"], flying["y"], strict=True)) == [(0, 8), (30, 4)]
+    assert list(zip(waiting["x"], waiting["y"], strict=True)) == [(0, 9), (30, 0)]
+    assert drawn["words"] == "Second 30: in flight 4, waiting for a tool 2, not admitted yet 0."
+    assert drawn["keys"] == ["engines.in_flight", "engines.in_tools", "engines.queued"]
+
+
+def test_a_long_run_counts_minutes_and_its_lines_stop_between_attempts(working: Run) -> None:
+    for seconds, attempt in ((0, 1), (90, 1), (6000, 2)):
+        tell_load(working, seconds, attempt, a={"in_flight": 1.0})
+    drawn = chart(working, "engine_rollouts")
+    assert (drawn["x"], drawn["breaks"]) == ({"name": "minute", "per": 60}, [1.5])
+    assert line(drawn, "engines.in_flight")["x"] == [0, 1.5, 100, 100]
+    assert line(drawn, "engines.in_flight")["y"] == [1, 1, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("engines", "keys"),
+    [(2, ["engine.e0.kv_usage", "engine.e1.kv_usage"]), (9, ["engines.kv_usage.mean", "engines.kv_usage.max"])],
+)
+def test_few_engines_have_a_line_each_and_many_their_mean_and_the_fullest(
+    working: Run, engines: int, keys: list[str]
+) -> None:
+    names = [f"e{number}" for number in range(engines)]
+    tell_load(working, 0, **{name: {"kv_usage": number / 10} for number, name in enumerate(names)})
+    drawn = chart(working, "engine_cache")
+    shown = [each for each in drawn["keys"] if "kv_usage" in each]
+    assert shown == keys
+    assert [line(drawn, key)["y"] for key in shown] == ([[0], [0.1]] if engines == 2 else [[0.4], [0.8]])
+
+
+def test_the_name_of_an_engine_is_no_markup(working: Run) -> None:
+    tell_load(working, 0, **{"<img src=x>": {"kv_usage": 0.5}})
+    drawn = chart(working, "engine_cache")
+    assert drawn["figure"]["data"][0]["name"] == "&lt;img src=x&gt; used"
+    assert drawn["words"] == "Second 0: <img src=x> used 50.0%."  # text, where it is shown
 
 
 def test_evaluations_stand_at_the_step_they_followed(run: Run) -> None:

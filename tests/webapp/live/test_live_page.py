@@ -21,7 +21,7 @@ from django.test import Client
 from django.utils import timezone
 from playwright.sync_api import ConsoleMessage, Page, Request, WebSocketRoute, expect, sync_playwright
 
-from tests.webapp.live.rows import tell
+from tests.webapp.live.rows import tell, tell_load
 from tests.webapp.support import make_project, make_run, make_user
 from webapp.accounts.models import User
 from webapp.live.announce import announce_run
@@ -180,6 +180,7 @@ def open_page(page: Page, server: Server, run: Run) -> None:
 
 def test_the_page_fills_by_itself_and_no_text_is_executed(page: Page, server: Server, run: Run) -> None:
     open_page(page, server, run)
+    tell_load(run, 90, {HOSTILE: {"in_flight": 4.0}})
     for x in range(11, 16):
         news(run, {x: x / 100}, (f"<b>step</b> {x} {HOSTILE}",))
     agree(page, run)
@@ -191,6 +192,8 @@ def test_the_page_fills_by_itself_and_no_text_is_executed(page: Page, server: Se
     expect(page.locator("[data-chart=reward] .sl-chart-words")).to_have_text("Step 15: mean reward 0.15.")
     page.locator("[data-chart=reward] summary").click()
     expect(page.locator("[data-chart=reward] tbody tr").first).to_have_text(re.compile(r"15\s*0\.15"))
+    page.locator("[data-chart=engine_rollouts]").scroll_into_view_if_needed()
+    expect(page.locator("[data-chart=engine_rollouts] .sl-chart-words")).to_have_text("Second 90: in flight 4.")
 
 
 def test_charts_follow_the_theme(page: Page, server: Server, run: Run) -> None:

@@ -52,8 +52,10 @@ def _integers(place: Schema) -> st.SearchStrategy[int]:
 
 
 def _numbers(place: Schema) -> st.SearchStrategy[float]:
-    low, high = place.get("minimum", place.get("exclusiveMinimum")), place.get("maximum", 1e12)
-    return st.floats(low, high, exclude_min="exclusiveMinimum" in place, allow_nan=False)
+    low = place.get("minimum", place.get("exclusiveMinimum"))
+    high = place.get("maximum", place.get("exclusiveMaximum", 1e12))
+    exclusive = {"exclude_min": "exclusiveMinimum" in place, "exclude_max": "exclusiveMaximum" in place}
+    return st.floats(low, high, **exclusive, allow_nan=False)
 
 
 def _strings(place: Schema) -> st.SearchStrategy[str]:
@@ -91,7 +93,18 @@ def recipe_data(draw: st.DrawFn) -> dict[str, Any]:
         data["tools"].append("python")
     if data.get("learner", {}).get("offload_optimizer"):
         data["learner"]["zero_stage"] = 2
+    if "rollout" in data:
+        _address(data["rollout"], data["stages"])
     return data
+
+
+def _address(rollout: dict[str, Any], stages: list[dict[str, Any]]) -> None:
+    """Servers elsewhere have addresses, engines of our own none; what takes no new weights only evaluates."""
+    rollout.pop("urls", None)
+    if rollout.get("kind") == "openai" and any(stage["kind"] != "eval" for stage in stages):
+        rollout["kind"] = "sglang"
+    if rollout.get("kind") in ("sglang", "openai"):
+        rollout["urls"] = ["http://gpu-1:30000", "https://gpu-2:30000/v1"]
 
 
 def _keep_fewer(stage: dict[str, Any]) -> None:

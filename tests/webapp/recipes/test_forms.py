@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from tests.webapp.recipes.strategies import recipe_data
 from tests.webapp.support import RECIPE
-from webapp.recipes import schema
 from webapp.recipes.forms import Field, Section, applied, apply, form_of, posted_of, recipe_of, stages_with_problems
 from webapp.recipes.services import PRESETS
 from webapp.runs.services import WrongFields, check_recipe
@@ -85,9 +84,11 @@ def test_sections_follow_the_recipe() -> None:
         (1, "What is trained", "all"),
         (1, "Problems", "arithmetic"),
         (1, "Downsampling", "roc"),
+        (1, "Stragglers", "wait"),
         (0, "Stage 3: eval", "eval"),
         (1, "Problems", "arithmetic"),
         (0, "Rollout engines", ""),
+        (1, "Scheduler", "growth"),
         (0, "Sandbox", ""),
         (1, "Limits", ""),
         (0, "Scoring", ""),
@@ -284,10 +285,25 @@ def test_the_section_of_another_kind_can_be_shown_before_its_fields_are_right() 
 
 
 def test_a_field_that_may_be_null_is_empty_then() -> None:
-    """No field of a recipe is so today; forms must not learn it on the day that one is."""
-    from webapp.recipes.conversions import text_of, value_of
+    assert field("/rollout/key_variable").text == ""
+    named = apply(BASE, {"/rollout/key_variable": "SERVER_KEY"})
+    assert named["rollout"]["key_variable"] == "SERVER_KEY"
+    assert apply(named, {"/rollout/key_variable": ""})["rollout"]["key_variable"] is None
 
-    place = schema.resolved({"anyOf": [{"type": "number"}, {"type": "null"}], "default": None})
-    assert text_of(place, None) == ""
-    assert value_of(place, " ") is None
-    assert value_of(place, "0.5") == 0.5
+
+def test_a_scheduler_is_chosen_and_the_digest_of_a_recipe_without_one_stays() -> None:
+    """An old recipe that passes through the form means what it meant."""
+    assert recipe_of(BASE, posted_of(form_of(BASE))).digest == check_recipe(BASE).digest
+    data = apply(BASE, {"/rollout/scheduler/kind": "aimd"})
+    assert names(data, "/rollout/scheduler") == ["kind", "grow", "cut", "low", "high"]
+    slower = recipe_of(data, {"/rollout/scheduler/grow": "1.1"})
+    assert slower.rollout.scheduler.model_dump() == {"kind": "aimd", "grow": 1.1, "cut": 0.8, "low": 0.6, "high": 0.8}
+    assert slower.digest != check_recipe(BASE).digest
+
+
+def test_servers_of_others_are_named_one_a_line() -> None:
+    posted = {"/rollout/kind": "sglang", "/rollout/urls": "http://gpu-1:30000\r\nhttp://gpu-2:30000\r\n"}
+    assert recipe_of(BASE, posted).rollout.urls == ("http://gpu-1:30000", "http://gpu-2:30000")
+    with pytest.raises(WrongFields) as caught:
+        recipe_of(BASE, {"/rollout/kind": "sglang"})
+    assert caught.value.errors == {"/rollout/kind": "kind sglang wants at least one of urls"}

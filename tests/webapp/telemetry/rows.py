@@ -4,20 +4,20 @@ from typing import Any
 
 from webapp.runs.models import Attempt, Checkpoint, Run, StageRun
 from webapp.telemetry import queries
-from webapp.telemetry.models import LogLine, MetricPoint
+from webapp.telemetry.models import EngineMoment, LogLine, MetricPoint
 from webapp.trajectories.models import Group, ToolCall, Trajectory, Turn
 
 OF_RUN = ("state", "state_reason", "attempt", "stage", "step", "x", "phase", "latest", "started_at", "ended_at")
 # What depends on how events were cut into batches, or is a serial number.
 LOOSE = {"revision"}
-SERIAL = (MetricPoint, LogLine, Turn, StageRun, Attempt)
+SERIAL = (MetricPoint, LogLine, EngineMoment, Turn, StageRun, Attempt)
 
 
 def rows_of(run: Run) -> dict[str, list[dict[str, Any]]]:
     """Every row that events made, by table, in an order of its own."""
     found = {
         model.__name__: model._default_manager.filter(run=run)
-        for model in (Attempt, Checkpoint, StageRun, MetricPoint, LogLine, Group, Trajectory, ToolCall)
+        for model in (Attempt, Checkpoint, StageRun, MetricPoint, LogLine, EngineMoment, Group, Trajectory, ToolCall)
     }
     found["Turn"] = Turn.objects.filter(trajectory__run=run)
     rows = {}

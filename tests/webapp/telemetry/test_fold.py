@@ -15,6 +15,7 @@ from engine.contract.events import (
     CommandRejected,
     EngineLoad,
     EvalFinished,
+    Event,
     LogLine,
     Phase,
     PhaseStarted,
@@ -47,7 +48,7 @@ from webapp.runs.models import Checkpoint, Run
 from webapp.telemetry import queries
 from webapp.telemetry.door import Unacceptable
 from webapp.telemetry.ingest import take_in
-from webapp.telemetry.models import MetricPoint
+from webapp.telemetry.models import EngineMoment, MetricPoint
 from webapp.trajectories.models import Group, ToolCall, Trajectory
 
 pytestmark = pytest.mark.django_db
@@ -160,12 +161,40 @@ def test_the_slowest_calls_are_series_where_an_engine_tells_them(run: Run) -> No
     assert shown(run, "sandbox.wall_p99_s") == []
 
 
-def test_the_load_of_an_engine_belongs_to_the_step_that_it_names(run: Run) -> None:
-    """Also when the step before is told after it: a checkpoint is written behind the next step."""
-    load = EngineLoad(stage="rl", step=2, engine="vllm-0", metrics={"running": 3.0, "cache": float("inf")})
-    tell(run, Attempt(), started(), stage_started(), load, step(1), step(2))
-    assert shown(run, "engine.vllm-0.running") == [(6, 3.0)]
-    assert queries.series(run, ["engine.vllm-0.cache"])["engine.vllm-0.cache"].non_finite == [{"x": 6, "which": "inf"}]
+def test_what_engines_tell_within_a_step_makes_a_timeline(run: Run) -> None:
+    """Several times a step: later ones replace nothing, and a number that is none is null."""
+    attempt = Attempt()
+    tell(run, attempt, started(), stage_started())
+    for running in (3.0, 2.0):
+        load = EngineLoad(stage="rl", step=2, engine="vllm-0", metrics={"running": running, "cache": float("inf")})
+        tell(run, attempt, load)
+    found = EngineMoment.objects.filter(run=run)
+    assert [(moment.step, moment.engines) for moment in found] == [
+        (2, {"vllm-0": {"running": 3.0, "cache": None}}),
+        (2, {"vllm-0": {"running": 2.0, "cache": None}}),
+    ]
+    assert [moment.at for moment in found] == [at(1, 3), at(1, 4)]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_engines_that_were_asked_together_are_one_moment_wherever_a_batch_ends(run: Run, cut: int) -> None:
+    asked = [(10.0, "vllm-0"), (10.01, "vllm-1"), (20.0, "vllm-0"), (20.01, "vllm-1")]
+    events = [
+        Event(attempt=1, seq=seq, at=BEGAN + after, body=EngineLoad(stage="rl", step=1, engine=engine))
+        for seq, (after, engine) in enumerate(asked, start=1)
+    ]
+    for some in (events[:cut], events[cut:]):
+        take_in(run.pk, Batch(attempt=1, events=tuple(some)), launch=1)
+    found = EngineMoment.objects.filter(run=run).values_list("at", "engines")
+    assert [(moment.timestamp() - BEGAN, sorted(engines)) for moment, engines in found] == [
+        (10, ["vllm-0", "vllm-1"]),
+        (20, ["vllm-0", "vllm-1"]),
+    ]
+
+
+def test_the_load_of_a_stage_that_is_not_there_is_refused(run: Run) -> None:
+    with pytest.raises(Unacceptable, match="no stage 'dpo'"):
+        tell(run, Attempt(), started(), EngineLoad(stage="dpo", step=1, engine="vllm-0"))
 
 
 def test_groups_keep_what_downsampling_made_of_them(run: Run) -> None:
@@ -431,6 +460,13 @@ def test_a_trajectory_is_stored_field_by_field(run: Run) -> None:
         (0, 0, "error", {"code": "1/0"}, "ZeroDivisionError", 0.2),
         (0, 1, "ok", {"code": "1/0"}, "ZeroDivisionError", 0.2),
     ]
+
+
+def test_which_policy_step_sampled_what_is_stored_where_there_were_several(run: Run) -> None:
+    attempt = Attempt()
+    tell(run, attempt, started(), stage_started(), trajectories=shipped(1, 1))
+    tell(run, attempt, trajectories=shipped(1, 2, policy_steps=((0, 1), (3, 2)), last_version=2))
+    assert [row.policy_steps for row in Trajectory.objects.order_by("step")] == [[], [[0, 1], [3, 2]]]
 
 
 def test_an_error_type_of_any_length_fits_its_index(run: Run) -> None:

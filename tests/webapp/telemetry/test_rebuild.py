@@ -22,7 +22,7 @@ from webapp.datasets.models import Dataset
 from webapp.runs import care, services
 from webapp.runs.models import Run
 from webapp.telemetry.ingest import take_in, take_in_folder
-from webapp.telemetry.models import LogLine, MetricPoint
+from webapp.telemetry.models import EngineMoment, LogLine, MetricPoint
 from webapp.trajectories.models import Trajectory
 
 pytestmark = pytest.mark.django_db
@@ -65,7 +65,7 @@ def test_a_run_that_was_followed_is_rebuilt_row_by_row_with_the_same_addresses(r
         assert getattr(rebuilt, name) == getattr(run, name), name
     assert said.splitlines() == [
         f"{run.pk}: finished",
-        "2 attempts, 93 events, 133 points, 2 log lines, 22 groups, 33 trajectories, 66 tool calls",
+        "2 attempts, 93 events, 111 points, 2 log lines, 22 groups, 33 trajectories, 66 tool calls",
     ]
 
 
@@ -76,6 +76,7 @@ def test_rows_that_were_deleted_come_back_into_the_run(run: Run, folder: RunFold
         getattr(run, rows).all().delete()
     MetricPoint.objects.all().delete()
     LogLine.objects.all().delete()
+    EngineMoment.objects.all().delete()
     take_in_folder(run.pk)
     assert rows_of(run) == before
 

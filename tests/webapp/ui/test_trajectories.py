@@ -254,3 +254,12 @@ def test_the_raw_text_is_there_to_see_and_to_download(client: Client, run: Run) 
     assert file["Content-Type"] == "text/plain; charset=utf-8"
     assert file["Content-Disposition"] == f'attachment; filename="{row.pk}.txt"'
     assert file["X-Content-Type-Options"] == "nosniff"
+
+
+def test_whose_weights_sampled_which_part_is_told_where_there_were_several(client: Client, run: Run) -> None:
+    """A rollout that was carried over goes on by the next step's weights."""
+    plain = rows.make_trajectory(run)
+    carried = rows.make_trajectory(run, first_version=3, last_version=4, policy_steps=[[0, 3], [32, 4]])
+    assert "Weights version 3 Took" in Page(client.get(f"/trajectories/{plain.pk}").text).words
+    said = Page(client.get(f"/trajectories/{carried.pk}").text).words
+    assert "version 3: tokens 0 to 31 version 4: tokens 32 to 59" in said

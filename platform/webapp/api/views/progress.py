@@ -1,5 +1,5 @@
-"""What a run does: series, charts, what is new since a cursor, log lines. Read only, made by ``telemetry`` and
-``charts``."""
+"""What a run does: series, engines' load, charts, what is new since a cursor, log lines. Read only, made by
+``telemetry`` and ``charts``."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,9 +9,10 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from engine.interop.engine_timeline import arrays
 from webapp.api.bodies import LogsQuery, SeriesQuery, UpdatesQuery
 from webapp.api.renderers import CsvRenderer, StrictJsonRenderer
-from webapp.api.serializers import ChartsAnswer, LogPage, SeriesAnswer, UpdatesAnswer
+from webapp.api.serializers import ChartsAnswer, EngineLoadAnswer, LogPage, SeriesAnswer, UpdatesAnswer
 from webapp.api.views.base import ApiView
 from webapp.charts.registry import figures
 from webapp.telemetry import queries
@@ -56,6 +57,27 @@ def buckets(series: dict[str, Series]) -> Iterator[dict[str, Any]]:
             yield {"key": key, "x": x, "last": last, "min": low, "max": high, "n": n, "attempt": attempt}
         for bad in each.non_finite:
             yield {"key": key, "x": bad["x"], "non_finite": bad["which"]}
+
+
+class EngineLoadView(ApiView):
+    required_scopes: ClassVar = {"GET": "runs:read"}
+
+    @extend_schema(summary="Read the load of rollout engines", responses=EngineLoadAnswer)
+    def get(self, request: Request, run_id: str) -> Response:
+        """What the run's rollout engines said of themselves over time: rollouts in flight and in tools, KV cache,
+        preemptions. Thinned to about a thousand moments."""
+        run = self.get_run()
+        rows = queries.engine_moments(run)
+        return Response(
+            {
+                "cursor": run.revision,
+                "seconds": [queries.seconds_in(run, row.at) for row in rows],
+                "attempt": [row.attempt for row in rows],
+                "stage": [row.stage for row in rows],
+                "step": [row.step for row in rows],
+                "engines": arrays([row.engines for row in rows]),
+            }
+        )
 
 
 class ChartsView(ApiView):

@@ -92,6 +92,7 @@ def trajectory(request: HttpRequest, trajectory_id: str) -> HttpResponse:
         "siblings": _siblings(row),
         "rule": _rule(row.run, row),
         "stop_words": wording.STOP_REASONS.get(row.stop_reason, row.stop_reason),
+        "sampled_by": wording.sampled_by(row.policy_steps, row.response_tokens),
         "right_when_cut": row.stop_reason in wording.CUT and row.verdict == "correct",
         "problem": fold(row.problem),
         "gold": fold(row.gold),
