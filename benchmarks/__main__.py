@@ -3,8 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,12 @@ from rich.table import Table
 
 from benchmarks import pure_rules, sandbox_calls
 from benchmarks.learner import measuring
-from benchmarks.learner.trl_arm import find_trl
+from benchmarks.machine import machine
+from benchmarks.trl_peer.process import find_trl
 from sandbox.bench import report
 
 ROOT = Path(__file__).resolve().parent.parent
 REACHED = {True: "reached", False: "not reached", None: ""}
-
-
-def machine() -> dict[str, Any]:
-    """The load is that of the minute before: other work on the cores makes spreads wide."""
-    return {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-    }
 
 
 # --- tables ---

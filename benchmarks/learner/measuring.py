@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.learner.trl_arm import TrlArm, TrlMissing
+from benchmarks.learner.trl_arm import TrlArm
+from benchmarks.trl_peer.process import TrlMissing
 from engine.bench.architecture import Architecture
 from engine.bench.batches import Lengths, describe_batch, make_batch
 from engine.bench.padded_loop import LoopSettings, PaddedLoop
 from engine.bench.random_model import make_random_model
 from engine.bench.stopwatch import Seconds, timed
-from engine.contract.job import LearnerResources, RlStage
+from engine.contract.resources import LearnerResources
+from engine.contract.stages import RlStage
 from engine.environment import prepare_environment
 from engine.learner.base import Sample
 from engine.learner.deepspeed_learner import DeepSpeedLearner
