@@ -1,9 +1,10 @@
-"""Schedulers on two live vLLM engines with small KV caches: the same rollouts, some ten times as long as the others.
+"""Schedulers on two live vLLM engines with small KV caches: the same rollouts, some three times as long as the others.
 
 Every arm has the same two processes, a pool and a scheduler of its own. Lengths are forced: an engine samples exactly
 as many tokens as a rollout is to have, and the rollout ends there by itself as far as the scheduler can tell; those of
 one problem are of similar length. The scheduler knows the longest that any may get and, in the arm ``growth``, the
-lengths of one batch of other problems. Makespans are compared within a round. Leaves out tools.
+lengths of one batch of other problems. Makespans are compared within a round. Equal counts are dealt in two ways: whole
+groups to one engine, as data-parallel ranks get them, and one rollout each in turn. Leaves out tools.
 """
 
 import asyncio
@@ -37,6 +38,9 @@ MUSTS: Final = {
 }
 NO_PREEMPTIONS: Final = Must("preemptions under growth, where static preempts", 0, "at most", "preemptions")
 
+WHOLE_GROUPS, IN_TURN = "whole groups", "in turn"
+DEALINGS: Final = (WHOLE_GROUPS, IN_TURN)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -45,13 +49,13 @@ class Settings:
     problems: int = 32
     group: int = 8
     long_share: float = 0.1
-    short_tokens: int = 120
-    long_tokens: int = 900
-    spread: float = 0.2
+    short_tokens: int = 200
+    long_tokens: int = 600
+    spread: float = 0.4
     prompt_tokens: int = 24
     max_response_tokens: int = 960
     context_tokens: int = 1024
-    kv_cache_mb: int = 8
+    kv_cache_mb: int = 16
     rounds: int = 3
     model: Architecture = MODEL
 
@@ -63,10 +67,10 @@ class Rollout:
     tokens: int
 
 
-def batch(settings: Settings, seed: int) -> list[Rollout]:
+def batch(settings: Settings, seed: int, dealing: str = WHOLE_GROUPS) -> list[Rollout]:
     """As many for each problem; ``long_share`` of the problems, at least one, are long.
 
-    In the order in which equal counts leave each problem's rollouts on one engine, as data-parallel ranks do.
+    In the order in which equal counts, which deal one to each engine in turn, come to the ``dealing``.
     """
     luck = random.Random(f"live/{seed}")
     long = max(1, round(settings.long_share * settings.problems))
@@ -78,6 +82,8 @@ def batch(settings: Settings, seed: int) -> list[Rollout]:
         for prompt in [tuple(luck.randrange(settings.model.vocabulary) for _ in range(settings.prompt_tokens))]
         for _ in range(settings.group)
     ]
+    if dealing == IN_TURN:
+        return rollouts
     shares = [
         rollouts[len(rollouts) * part // ENGINES : len(rollouts) * (part + 1) // ENGINES] for part in range(ENGINES)
     ]
@@ -197,12 +203,14 @@ async def measure(settings: Settings | None = None) -> dict[str, Any]:
                 GROWTH: Arm(settings, running, GrowthScheduler(), everything),
             }
             known = await warmed(arms, settings)
-            rounds = [await _round(arms, settings, number, known) for number in range(settings.rounds)]
+            rounds = {dealing: await _rounds(arms, settings, dealing, known) for dealing in DEALINGS}
     return {
         "settings": asdict(settings) | {"engines": ENGINES, "kv": asdict(capacity), "paper_cap": cap},
-        "arms": {name: _told(arm, name, rounds) for name, arm in arms.items()},
-        **_judged(rounds),
-        "timeline": {name: rounds[0][name]["load"] for name in arms},
+        "arms": {name: arm.describe() for name, arm in arms.items()},
+        "rounds": {dealing: {name: _told(name, made) for name in arms} for dealing, made in rounds.items()},
+        "ratios": {dealing: _ratios(made) for dealing, made in rounds.items()},
+        "musts": [must for dealing, made in rounds.items() for must in _judged(dealing, made)],
+        "timeline": {name: rounds[WHOLE_GROUPS][0][name]["load"] for name in arms},
     }
 
 
@@ -212,31 +220,30 @@ def _paper_cap(settings: Settings, blocks: int, block_tokens: int) -> int:
     return max(1, (blocks - 1) // -(-longest // block_tokens))
 
 
+async def _rounds(
+    arms: dict[str, Arm], settings: Settings, dealing: str, known: dict[str, Any]
+) -> list[dict[str, dict[str, Any]]]:
+    return [await _round(arms, batch(settings, number, dealing), number, known) for number in range(settings.rounds)]
+
+
 async def _round(
-    arms: dict[str, Arm], settings: Settings, number: int, known: dict[str, Any]
+    arms: dict[str, Arm], rollouts: Sequence[Rollout], number: int, known: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    rollouts = batch(settings, number)
-    made = {}
-    for name in turned(list(arms), number):
-        made[name] = await arms[name].run(rollouts, LengthModel.of(known))
-    return made
+    return {name: await arms[name].run(rollouts, LengthModel.of(known)) for name in turned(list(arms), number)}
 
 
-def _told(arm: Arm, name: str, rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    return {
-        **arm.describe(),
-        "wall_s": [each[name]["wall_s"] for each in rounds],
-        "preemptions": [each[name]["preemptions"] for each in rounds],
-    }
+def _told(name: str, rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    return {figure: [each[name][figure] for each in rounds] for figure in ("wall_s", "preemptions")}
 
 
-def _judged(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def _ratios(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     seconds = {name: [each[name]["wall_s"] for each in rounds] for name in (STATIC, CAPPED, GROWTH)}
-    ratios = {name: ratio(seconds[name], seconds[GROWTH]) for name in MUSTS}
+    return {name: ratio(seconds[name], seconds[GROWTH]) for name in MUSTS}
+
+
+def _judged(dealing: str, rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     preempted = {name: sum(each[name]["preemptions"] for each in rounds) for name in (STATIC, GROWTH)}
     none_to_avoid = "" if preempted[STATIC] else "static preempted none: nothing is shown"
-    spared = NO_PREEMPTIONS.judge(None if none_to_avoid else preempted[GROWTH], none_to_avoid)
-    return {
-        "ratios": ratios,
-        "musts": [*(must.judge(ratios[name]["ratio"]) for name, must in MUSTS.items()), spared],
-    }
+    judged = [MUSTS[name].judge(found["ratio"]) for name, found in _ratios(rounds).items()]
+    judged.append(NO_PREEMPTIONS.judge(None if none_to_avoid else preempted[GROWTH], none_to_avoid))
+    return [must | {"name": f"{must['name']} ({dealing})"} for must in judged]

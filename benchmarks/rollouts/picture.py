@@ -12,6 +12,7 @@ from playwright.sync_api import sync_playwright
 from plotly.io import to_html
 from plotly.subplots import make_subplots
 
+from benchmarks.rollouts.live_engines import WHOLE_GROUPS
 from scripts import browser
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -22,8 +23,8 @@ WIDTH, HEIGHT = 1200, 720
 
 def figure(measured: Mapping[str, Any]) -> Any:
     """Of what ``live_engines.measure`` returned."""
-    arms = measured["timeline"]
-    titles = [f"{name}: {measured['arms'][name]['wall_s'][0]:.1f} s" for name in arms]
+    arms, made = measured["timeline"], measured["rounds"][WHOLE_GROUPS]
+    titles = [f"{name}: {made[name]['wall_s'][0]:.1f} s" for name in arms]
     drawn = make_subplots(rows=len(ROWS), cols=len(arms), shared_xaxes="all", shared_yaxes="rows", column_titles=titles)
     for column, load in enumerate(arms.values(), start=1):
         for row, name in enumerate(ROWS, start=1):

@@ -40,6 +40,9 @@ CHANCES: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 PART: Final = 8
 """A sweep takes an eighth of the problems and of the engines."""
 
+_SEEDS: Final = 1_000
+"""Seeds that a scenario has of its own."""
+
 _SWEPT: Final = 500_000
 """Seed of the sweeps: no rule is compared on the rollouts that its cap was chosen on."""
 
@@ -57,6 +60,8 @@ class Scenario:
     engines: int = 8
     first_step: bool = False
     """Nothing is known of lengths yet."""
+    first_seed: int = 0
+    """Of its batches, one seed after the other: no two scenarios at the paper's scale have the same rollouts."""
 
     @property
     def name(self) -> str:
@@ -148,7 +153,7 @@ class Comparison:
     """All results. ``figures`` has an entry a seed."""
 
     scenarios: tuple[Scenario, ...]
-    seeds: tuple[int, ...]
+    seeds: int
     sweeps: Mapping[tuple[Scenario, str], Sweep]
     figures: Mapping[tuple[Scenario, str], tuple[Figures, ...]]
     frontier: Mapping[tuple[Scenario, float], Figures]
@@ -160,7 +165,8 @@ class Plan:
     """What is to be compared."""
 
     scenarios: tuple[Scenario, ...]
-    seeds: tuple[int, ...]
+    seeds: int
+    """Batches of each scenario."""
     arms: tuple[Arm, ...] = ARMS
     sweep_part: int = PART
     chances: tuple[float, ...] = ()
@@ -168,12 +174,13 @@ class Plan:
     @property
     def batches(self) -> int:
         """Tasks that ``compare`` says are done, one by one."""
-        return len(self.scenarios) * (len(self.arms) * (1 + len(self.seeds)) + len(self.chances))
+        return len(self.scenarios) * (len(self.arms) * (1 + self.seeds) + len(self.chances))
 
 
 def paper_scale(shapes: Sequence[Shape] = SHAPES) -> tuple[Scenario, ...]:
     """Three stages, two sizes of KV cache, eight engines of eight GPUs."""
-    return tuple(Scenario(shape, kv_tokens) for shape in shapes for kv_tokens in (5_000_000, 2_500_000))
+    kinds = [(shape, kv_tokens) for shape in shapes for kv_tokens in (5_000_000, 2_500_000)]
+    return tuple(Scenario(*kind, first_seed=_SEEDS * place) for place, kind in enumerate(kinds))
 
 
 def larger_scale(shapes: Sequence[Shape] = SHAPES) -> tuple[Scenario, ...]:
@@ -198,10 +205,12 @@ def compare(plan: Plan, *, processes: int, done: Callable[[], None] = lambda: No
         swept = each(sweep, [(scenario, arm, plan.sweep_part) for scenario, arm in pairs])
         sweeps: dict[tuple[Scenario, str], Sweep] = {(found.scenario, found.arm.name): found for found in swept}
         jobs = [
-            Job(scenario, arm, seed, sweeps[scenario, arm.name].best) for scenario, arm in pairs for seed in plan.seeds
+            Job(scenario, arm, scenario.first_seed + number, sweeps[scenario, arm.name].best)
+            for scenario, arm in pairs
+            for number in range(plan.seeds)
         ]
         points = [(scenario, chance) for scenario in plan.scenarios for chance in plan.chances]
-        chosen = [Job(scenario, growth_at(chance), plan.seeds[0]) for scenario, chance in points]
+        chosen = [Job(scenario, growth_at(chance), scenario.first_seed) for scenario, chance in points]
         found = list(each(figures_of, jobs + chosen))
     figures: dict[tuple[Scenario, str], tuple[Figures, ...]] = {}
     for job, result in zip(jobs, found, strict=False):
@@ -317,7 +326,6 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "ratios": ratios,
         "growth": {**worst, "preemption_chance": GrowthScheduler().preemption_chance},
         "musts": [_must(*each) for each in _musts(ratios, worst, dominated(comparison))],
-        "seeds": comparison.seeds,
         "engine": {name: value for name, value in asdict(EngineModel(0)).items() if name != "kv_tokens"},
         "scenarios": [_scenario(comparison, scenario) for scenario in comparison.scenarios],
     }
@@ -353,6 +361,7 @@ def _scenario(comparison: Comparison, scenario: Scenario) -> dict[str, Any]:
         "kv_tokens": scenario.kv_tokens,
         "engines": scenario.engines,
         "first_step": scenario.first_step,
+        "seeds": [scenario.first_seed + number for number in range(comparison.seeds)],
         "arms": {name: _arm(comparison.sweeps[scenario, name], figures) for name, figures in arms.items()},
         "frontier": [
             {"preemption_chance": chance, **asdict(figures)}

@@ -40,7 +40,7 @@ def _page(comparison: Comparison) -> str:
     figures = {
         "How long does a batch take?": makespans(comparison),
         "What does a setting of growth gain, and what does it compute again?": frontiers(comparison),
-        f"What do engines do meanwhile? {shown.name}, seed {comparison.seeds[0]}": timelines(comparison, shown),
+        f"What do engines do meanwhile? {shown.name}, seed {shown.first_seed}": timelines(comparison, shown),
     }
     parts = [f"<h2>{escape(title)}</h2>{_html(figure)}" for title, figure in figures.items()]
     musts = "".join(
@@ -49,7 +49,7 @@ def _page(comparison: Comparison) -> str:
         for must in as_dict(comparison)["musts"]
     )
     head = f'<meta charset="utf-8">{_POLICY}<title>Scheduling rules · Starloom</title><style>{_STYLE}</style>'
-    seeds = f"<p>Medians over {len(comparison.seeds)} seeds.</p>"
+    seeds = f"<p>Batches of each scenario: {comparison.seeds}; medians where there are more.</p>"
     body = f"<h1>Scheduling rules</h1>{seeds}<ul>{musts}</ul>{''.join(parts)}"
     script = f"<script>{get_plotlyjs()}</script>"
     return f'<!doctype html><html lang="en"><head>{head}{script}</head><body>{body}</body></html>\n'
@@ -114,7 +114,7 @@ def timelines(comparison: Comparison, scenario: Scenario) -> go.Figure:
     figure = make_subplots(2, 1, shared_xaxes=True, subplot_titles=("rollouts in flight", "KV use"))
     for arm in ARMS:
         best = comparison.sweeps[scenario, arm.name].best
-        outcome = run(Job(scenario, arm, comparison.seeds[0], best), timeline=True)
+        outcome = run(Job(scenario, arm, scenario.first_seed, best), timeline=True)
         moments: dict[float, list[tuple[int, float]]] = {}
         for moment in outcome.timeline:
             moments.setdefault(moment.at_s, []).append((moment.in_flight, moment.kv_usage))

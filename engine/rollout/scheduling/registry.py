@@ -2,10 +2,10 @@
 
 from engine.contract.resources import AimdScheduler, GrowthScheduler, KvCapScheduler, Scheduling
 from engine.rollout.scheduling.aimd import Aimd
-from engine.rollout.scheduling.base import AdmissionPolicy
 from engine.rollout.scheduling.growth import Growth
 from engine.rollout.scheduling.kv_cap import KvCap
 from engine.rollout.scheduling.lengths import LengthModel
+from engine.rollout.scheduling.policy import AdmissionPolicy
 from engine.rollout.scheduling.scheduler import Scheduler
 from engine.rollout.scheduling.static import Static
 

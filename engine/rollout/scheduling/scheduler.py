@@ -15,7 +15,6 @@ from typing import Final
 
 from engine.rollout.base import EngineCapacity
 from engine.rollout.scheduling.base import (
-    AdmissionPolicy,
     Admitted,
     EngineFigures,
     EngineStats,
@@ -26,6 +25,7 @@ from engine.rollout.scheduling.base import (
 from engine.rollout.scheduling.forecast import Forecast
 from engine.rollout.scheduling.ledger import Ledger, Rollout
 from engine.rollout.scheduling.lengths import LengthModel
+from engine.rollout.scheduling.policy import AdmissionPolicy
 
 NOTHING: Final = Admitted()
 

@@ -37,7 +37,7 @@ def comparison(**arms: tuple[Figures, ...]) -> Comparison:
     """All arms on one scenario; those not given are like growth."""
     found = {arm.name: arms.get(arm.name, arms["growth"]) for arm in ARMS}
     sweeps = {(SMALL, arm.name): Sweep(SMALL, arm, 1, (Tried(NO_CAP, 1.0),)) for arm in ARMS}
-    seeds = tuple(range(len(arms["growth"])))
+    seeds = len(arms["growth"])
     return Comparison((SMALL,), seeds, sweeps, {(SMALL, name): each for name, each in found.items()}, {})
 
 
