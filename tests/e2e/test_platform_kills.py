@@ -82,6 +82,7 @@ OWNED = {
     "trajectories_turn": "trajectory_id IN (SELECT id FROM trajectories_trajectory WHERE run_id = %s)",
     "trajectories_trajectory": "run_id = %s",
     "trajectories_group": "run_id = %s",
+    "telemetry_enginemoment": "run_id = %s",
     "telemetry_metricpoint": "run_id = %s",
     "telemetry_logline": "run_id = %s",
     "runs_checkpoint": "run_id = %s",
@@ -96,7 +97,8 @@ TABLES = tuple(OWNED)
 UNSTABLE = {"id", "revision", "reset_revision", "launches", "heartbeat_at", "state_at", "created_at", "started_at"}
 UNSTABLE |= {"ended_at", "finished_at", "project_id", "created_by_id", "recipe_version_id", "datasets", "name", "toml"}
 UNSTABLE |= {"spec", "digest", "state_reason"}
-NUMBERED = {"trajectories_turn", "telemetry_metricpoint", "telemetry_logline", "runs_attempt", "runs_stagerun"}
+NUMBERED = {"trajectories_turn", "telemetry_enginemoment", "telemetry_metricpoint", "telemetry_logline"}
+NUMBERED |= {"runs_attempt", "runs_stagerun"}
 
 
 def rows_of(database: Any, run_id: str) -> dict[str, list[str]]:
