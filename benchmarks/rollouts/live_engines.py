@@ -46,7 +46,7 @@ DEALINGS: Final = (WHOLE_GROUPS, IN_TURN)
 class Settings:
     """Tokens; ``spread`` is the standard deviation of log length among the rollouts of one problem."""
 
-    problems: int = 32
+    problems: int = 16
     group: int = 8
     long_share: float = 0.1
     short_tokens: int = 200
@@ -56,7 +56,7 @@ class Settings:
     max_response_tokens: int = 960
     context_tokens: int = 1024
     kv_cache_mb: int = 16
-    rounds: int = 3
+    rounds: int = 2
     model: Architecture = MODEL
 
 

@@ -89,7 +89,7 @@ class Arm:
 
 ARMS: Final = (
     Arm("static_sync", StaticScheduler(kind="static"), barrier=True, caps=(None, 2.0)),
-    Arm("static_async", StaticScheduler(kind="static"), caps=(1.8, 1.5, 2.2, 1.3, None, 3.0, 1.0)),
+    Arm("static_async", StaticScheduler(kind="static"), caps=(2.2, None, 2.7, 1.7)),
     Arm("kv_cap", KvCapScheduler(kind="kv_cap"), caps=(None, 0.8)),
     Arm("aimd", AimdScheduler(kind="aimd"), caps=(None, 2.0)),
     Arm("growth", GrowthScheduler()),

@@ -23,6 +23,7 @@ class Aimd(Sticky):
         self._grow, self._cut, self._low, self._high = grow, cut, low, high
         self._factor = 1.0
         self._longest = 1
+        self._at_worst = 0
         self._finished = 0
         self._usage: dict[str, float] = {}
         self._preemptions: dict[str, int] = {}
@@ -32,18 +33,20 @@ class Aimd(Sticky):
     @property
     def cap(self) -> int:
         """Most rollouts in flight over all engines; at least one each."""
-        at_worst = sum(one.usable_blocks // one.blocks_for(self._longest) for one in self._engines)
-        return max(len(self._engines), int(self._factor * at_worst))
+        return max(len(self._engines), int(self._factor * self._at_worst))
 
     def engines_changed(self, engines: Sequence[Ledger]) -> None:
         names = {one.name for one in engines}
         fresh = names - {one.name for one in self._engines}
         self._engines = engines
+        self._count_worst()
         self._usage = {name: use for name, use in self._usage.items() if name in names - fresh}
         self._preemptions = {name: count for name, count in self._preemptions.items() if name in names - fresh}
 
     def place(self, rollout: Rollout, engines: Sequence[Ledger], forecast: Forecast) -> Ledger | None:
-        self._longest = max(self._longest, rollout.size.max_tokens)
+        if rollout.size.max_tokens > self._longest:
+            self._longest = rollout.size.max_tokens
+            self._count_worst()
         if sum(one.in_flight for one in engines) >= self.cap:
             return None
         fitting = [one for one in engines if one.in_flight < self.max_running and self._is_free(one)]
@@ -66,6 +69,10 @@ class Aimd(Sticky):
             self._factor *= self._cut
             self._finished = 0
             self._deaf_to = {one.name for one in self._engines} - {ledger.name}  # one cut a round of observations
+
+    def _count_worst(self) -> None:
+        """How many of the greatest length the engines hold."""
+        self._at_worst = sum(one.usable_blocks // one.blocks_for(self._longest) for one in self._engines)
 
     def _is_free(self, ledger: Ledger) -> bool:
         return not ledger.in_flight or self._usage.get(ledger.name, 0.0) <= self._high
