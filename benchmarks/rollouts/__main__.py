@@ -1,7 +1,8 @@
 """Run measurements of rollouts by name (all of them without one), print their musts, write JSON.
 
-``python -m benchmarks.rollouts [NAME ...] --json docs/benchmarks/rollouts-DATE.json --picture docs/rollouts.png``. Each
-takes one to three minutes on two idle cores, and wants both. The picture is that of ``live_engines``.
+``python -m benchmarks.rollouts [NAME ...] --json docs/benchmarks/rollouts-DATE.json --picture docs/rollouts.png``. They
+take from half a minute (``loop_lag``) to seven (``live_engines``) on two idle cores, and want both. The picture is that
+of ``live_engines``.
 """
 
 import argparse

@@ -7,7 +7,6 @@ else on the loop: heartbeats, the turns of other rollouts, commands.
 """
 
 import asyncio
-import gc
 import random
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from benchmarks.rollouts.musts import Must
 from engine.contract.job import JobSpec, Recipe
 from engine.contract.stages import RlStage
 from engine.data.render import Renderer
+from engine.environment import spare_the_event_loop
 from engine.models.folder import ensure_model
 from engine.rollout.base import GenerateRequest, Generation
 from engine.rollout.scripted_engine import ScriptedEngine
@@ -162,8 +162,7 @@ async def opened(settings: Settings, path: Path) -> AsyncIterator[StageContext]:
     renderer = Renderer(folder.model / "tokenizer.json")
     with EventLog(folder, folder.next_attempt()) as log:
         async with Rollouts(found, folder, sandbox, renderer, tools=tools, learner_thread=thread) as rollouts:
-            gc.collect()
-            gc.freeze()  # as the controller of a run does when its parts are there
+            spare_the_event_loop()  # as the controller of a run does when its parts are there
             yield StageContext(
                 recipe=found,
                 folder=folder,

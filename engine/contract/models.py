@@ -46,10 +46,14 @@ class FolderModel(Strict):
         """Not asked of a job that is only looked at (context ``elsewhere``): its run may be another machine's."""
         if (info.context or {}).get("elsewhere"):
             return self
-        missing = [n for n in ("config.json", "tokenizer.json") if not (self.path / n).is_file()]
-        if missing:
+        if missing := missing_files(self.path):
             raise ValueError(f"{self.path} is no model folder: {', '.join(missing)} missing")
         return self
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What a folder lacks to be a model's."""
+    return [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
 
 
 Model = Annotated[TinyModel | FolderModel, Field(discriminator="kind")]

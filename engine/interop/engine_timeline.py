@@ -93,7 +93,10 @@ def _together(engines: Engines) -> Iterator[tuple[str, float]]:
 
 
 def _told(engines: Engines, name: str) -> list[float]:
-    return [value for metrics in engines.values() if (value := metrics.get(name)) is not None]
+    """What every engine that serves says; nothing if one does not: a sum over the others would look like a fall."""
+    said = [metrics.get(name) for metrics in engines.values() if metrics.get("serving") != 0 or name in metrics]
+    values = [value for value in said if value is not None]
+    return values if len(values) == len(said) else []
 
 
 def _cache(metrics: Mapping[str, float | None]) -> dict[str, float]:

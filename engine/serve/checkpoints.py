@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.contract.job import Recipe
+from engine.contract.models import missing_files
 from engine.contract.resources import RolloutResources, SandboxResources
 from engine.contract.stages import EvalStage, RlStage, RolloutStage
 from engine.rollout.agent import TurnLimits
 from engine.sink.run_folder import RunFolder
 from engine.stages import commit
-
-NEEDED = ("config.json", "tokenizer.json")
 
 
 class NotServable(Exception):
@@ -80,8 +79,7 @@ def _sampling_stage(recipe: Recipe) -> RolloutStage:
 
 
 def _of_folder(path: Path, wishes: Wishes) -> Served:
-    missing = [name for name in NEEDED if not (path / name).is_file()]
-    if missing:
+    if missing := missing_files(path):
         raise NotServable(f"{path} is no run (no job.json) and no model folder: {', '.join(missing)} missing")
     config = _config(path / "config.json")
     context = int(config.get("max_position_embeddings") or 0) or wishes.context_tokens

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from engine.data.render import Renderer
+from engine.environment import spare_the_event_loop
 from engine.rollout.base import RolloutEngine
 from engine.rollout.engine_factory import make_scripted_engine, make_vllm_engine
 from engine.rollout.patience import open_sandbox
@@ -67,6 +68,7 @@ async def serve(
         agent = await stack.enter_async_context(opened(served, sandbox, say))
         door = Door(Chat(agent, most_in_flight=queue), tokens)
         await door.open(listener)
+        spare_the_event_loop()
         stack.push_async_callback(door.close)
         say(f"ready: {url(listener)}  (playground; OpenAI's API at {url(listener)}v1; Ctrl-C ends it)")
         await asyncio.Event().wait()

@@ -5,7 +5,6 @@ goes on from its last checkpoint. Leaves out signals and the terminal: ``engine.
 """
 
 import asyncio
-import gc
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -28,6 +27,7 @@ from engine.contract.events import (
 from engine.contract.provenance import differences, provenance_of
 from engine.contract.stages import AnyStage, EvalStage, RlStage, SftStage
 from engine.data.render import Renderer
+from engine.environment import spare_the_event_loop
 from engine.models.folder import ensure_model
 from engine.rollout.patience import open_sandbox
 from engine.rollout.tools.prompt import system_of
@@ -160,15 +160,6 @@ async def all_stages(folder: RunFolder, log: EventLog, inbox: Inbox, sandbox: st
                 await run_stage(context, stage)
             else:
                 take_up(context, stage)
-
-
-def spare_the_event_loop() -> None:
-    """Take what was imported and opened, which stays to the end, out of what Python's collector goes through.
-
-    Left there, it holds the event loop for a quarter of a second now and then.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def warn_of_differences(folder: RunFolder, log: EventLog) -> None:

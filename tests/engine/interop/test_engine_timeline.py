@@ -72,7 +72,7 @@ def test_a_chart_sees_all_engines_together_and_each_ones_cache() -> None:
     values = shown_values(
         {
             "a": {**one, "expected_tokens": 30.0, "capacity_tokens": 40.0},
-            "b": {"in_flight": 3.0, "queued": 7.0, "kv_usage": None},
+            "b": {"in_flight": 3.0, "in_tools": 0.0, "queued": 7.0, "kv_usage": None, "preemptions": 0.0},
         }
     )
     assert values == {
@@ -87,6 +87,15 @@ def test_a_chart_sees_all_engines_together_and_each_ones_cache() -> None:
         "engines.expected.mean": 0.75,
         "engines.expected.max": 0.75,
     }
+
+
+def test_a_sum_over_some_engines_is_none_for_it_would_look_like_a_fall() -> None:
+    """One that was asked and did not answer in time; one that is down has nothing to say and is not missed."""
+    told = {"serving": 1.0, "in_flight": 5.0, "preemptions": 9.0}
+    silent = {"serving": 1.0, "in_flight": 3.0}
+    assert shown_values({"a": told, "b": silent}) == {"engines.in_flight": 8.0}
+    down = {"serving": 0.0, "in_flight": 0.0}
+    assert shown_values({"a": told, "b": down}) == {"engines.in_flight": 5.0, "engines.preemptions": 9.0}
 
 
 def test_an_engine_without_a_cache_expects_nothing_of_it() -> None:

@@ -204,7 +204,8 @@ def working(run: Run) -> Run:
 
 def test_rollouts_in_engines_are_shown_over_time(working: Run) -> None:
     tell_load(working, 0, a={"in_flight": 4.0, "queued": 9.0}, b={"in_flight": 4.0, "queued": 9.0})
-    tell_load(working, 30, a={"in_flight": 3.0, "in_tools": 2.0, "queued": 0.0}, b={"in_flight": 1.0, "queued": 0.0})
+    busy, idle = {"in_flight": 3.0, "in_tools": 2.0, "queued": 0.0}, {"in_flight": 1.0, "in_tools": 0.0, "queued": 0.0}
+    tell_load(working, 30, a=busy, b=idle)
     drawn = strict(chart(working, "engine_rollouts"))
     assert drawn["x"] == {"name": "second", "per": 1}
     flying, waiting = line(drawn, "engines.in_flight"), line(drawn, "engines.queued")
