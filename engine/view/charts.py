@@ -226,12 +226,12 @@ def engines_busy(history: History) -> Chart:
 def engines_cache(history: History) -> Chart:
     """KV caches: used, and what the rollouts in flight are expected to need at their peak."""
     lines = [
-        Line("engines.kv_usage.mean", "used, mean of engines", BLUE),
+        Line("engines.kv_usage.mean", "used, mean", BLUE),
         Line("engines.kv_usage.max", "used, fullest", BLUE, "dot"),
-        Line("engines.expected.mean", "expected at the peak, mean", TEAL),
-        Line("engines.expected.max", "expected at the peak, fullest", TEAL, "dot"),
+        Line("engines.expected.mean", "expected, mean", TEAL),
+        Line("engines.expected.max", "expected, fullest", TEAL, "dot"),
     ]
-    question = "Is the KV cache well used, and does what is admitted fit?"
+    question = "Is the KV cache well used, and does what is expected at the peak fit?"
     return _timeline(history, "kv-cache", "KV cache of the engines", question, lines, percent)
 
 
@@ -266,7 +266,7 @@ def _timeline(
         )
     figure.update_yaxes(rangemode="tozero", tickformat=".0%" if show is percent else "")
     figure.update_xaxes(title={"text": "minutes since the run started", "font": {"size": 12}}, hoverformat=".2f")
-    figure.update_layout(legend={"y": -0.26})  # below the title of the axis
+    figure.update_layout(legend={"y": -0.36})  # below the title of the axis
     head = ["minute", "step", *(line.label for line in told)]
     table = [
         [f"{at:.2f}", f"{moment.stage} {moment.step}", *(_shown(values.get(line.key), show) for line in told)]

@@ -251,7 +251,7 @@ def test_what_engines_told_is_shown_over_time(make_run: Callable[..., Any]) -> N
     run.emit(EngineLoad(stage="rl-1", step=1, engine="vllm-0", metrics=metrics))
     page = Page(write_report(run.folder.path))
     assert "in flight: at most 9." in page.text
-    assert "used, mean of engines: at most 50.0%; used, fullest: at most 50.0%." in page.text
+    assert "used, mean: at most 50.0%; used, fullest: at most 50.0%." in page.text
     assert "preemptions: at most 6." in page.text
 
 
